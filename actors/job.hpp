@@ -1,0 +1,120 @@
+#pragma once
+// What a run is, fully resolved: written once by the launcher as OUT/job.json, read by every rank
+// process. No defaults are looked up after this point, so job.json alone reproduces the run.
+#include "messages/reflect.hpp"
+#include "messages/result.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace adafloor {
+
+struct rollout_settings {
+  std::uint32_t max_prompt_length = 64;     ///< tokens
+  std::uint32_t max_response_length = 1536; ///< tokens
+  std::uint32_t max_num_seqs = 32;          ///< requests that decode together on one rank
+  std::uint32_t prefill_tokens = 256;       ///< prompt tokens that one step takes in, per rank
+  double temperature = 1.0;                 ///< 0 means greedy
+  double top_p = 1.0;                       ///< (0, 1]
+  std::uint32_t top_k = 0;                  ///< 0 means all
+  std::uint64_t seed = 1;
+  FIELDS(rollout_settings, max_prompt_length, max_response_length, max_num_seqs, prefill_tokens,
+         temperature, top_p, top_k, seed)
+};
+
+struct ep_settings {
+  std::uint32_t floor = 2;                ///< ranks; smallest group that a step may shrink to
+  std::string residency = "natural";      ///< natural | planned
+  std::vector<std::uint32_t> group_sizes; ///< ranks, falling, first is world_size, last >= floor
+  std::string migrate = "off";            ///< off | stragglers | consolidate
+  FIELDS(ep_settings, floor, residency, group_sizes, migrate)
+};
+
+struct guard_settings {
+  bool enabled = false;   ///< cap responses per step (planner.md section 6)
+  double ratio = 0.0;     ///< cap over predicted step exit; 0 means: fitted to the history
+  double quantile = 0.95; ///< of realised over predicted tails, where the ratio is fitted
+  FIELDS(guard_settings, enabled, ratio, quantile)
+};
+
+struct kv_settings {
+  std::uint32_t page_tokens = 16;
+  std::uint64_t capacity_tokens = 32768; ///< KV tokens that one rank holds
+  bool count_prompt_tokens = true;       ///< add prompts to the predicted peak
+  double margin = 1.16;                  ///< predicted lengths are multiplied by this for KV
+  FIELDS(kv_settings, page_tokens, capacity_tokens, count_prompt_tokens, margin)
+};
+
+struct sidecar_settings {
+  std::string model;               ///< folder of a dense model; empty: no leases are granted
+  std::string queries;             ///< JSON lines of prompts with answers
+  double grace_seconds = 2.0;      ///< between revoking a lease and killing its holder
+  double min_window_seconds = 0.5; ///< shorter predicted windows are not leased
+  FIELDS(sidecar_settings, model, queries, grace_seconds, min_window_seconds)
+};
+
+struct transport_settings {
+  std::string tls = "auto"; ///< UCX_TLS; auto: shared memory and TCP, what this machine offers
+  std::string bind = "127.0.0.1";
+  std::uint16_t port = 0; ///< of rank 0; 0 means: any free one
+  FIELDS(transport_settings, tls, bind, port)
+};
+
+struct runtime_settings {
+  std::uint32_t heartbeat_ms = 250;  ///< between two signs of life
+  std::uint32_t failure_ms = 10000;  ///< silence after which a rank counts as failed
+  std::uint32_t deadline_ms = 10000; ///< for one transition
+  std::uint32_t start_ms = 60000;    ///< for all ranks to join
+  std::uint32_t exchange_ms = 30000; ///< for one collective exchange of a step
+  FIELDS(runtime_settings, heartbeat_ms, failure_ms, deadline_ms, start_ms, exchange_ms)
+};
+
+/// Paths are absolute. One epoch is run per entry of `models`, in each arm.
+struct job {
+  std::string out_dir;
+  std::uint32_t world_size = 8;    ///< ranks
+  std::vector<std::string> models; ///< folders of policy versions, in the order of the epochs
+  std::string prompts;             ///< JSON lines
+  std::string history;             ///< CSV; empty: nothing is known about lengths
+  std::vector<std::uint32_t> history_epochs; ///< only these epochs of it; empty: all
+  std::vector<std::string> arms;             ///< vanilla | natural, run in this order
+  std::uint32_t steps = 4;
+  std::uint32_t n = 8;                 ///< samples per prompt
+  std::uint32_t prompts_per_step = 16; ///< over all ranks
+  rollout_settings rollout;
+  ep_settings ep;
+  guard_settings guard;
+  kv_settings kv;
+  sidecar_settings sidecar;
+  transport_settings transport;
+  runtime_settings runtime;
+  std::string device = "cpu";     ///< cpu | cuda | emulated
+  std::uint16_t metrics_port = 0; ///< 0 means off
+  FIELDS(job, out_dir, world_size, models, prompts, history, history_epochs, arms, steps, n,
+         prompts_per_step, rollout, ep, guard, kv, sidecar, transport, runtime, device,
+         metrics_port)
+};
+
+/// What one rank process is started with. File descriptors are inherited; -1 means: not given.
+struct node_options {
+  job task;
+  std::uint32_t rank = 0;
+  int listen_fd = -1;   ///< rank 0: a listening TCP socket where the others join
+  std::string master;   ///< other ranks: host:port of rank 0
+  std::string token;    ///< cluster token, the bytes themselves
+  int events_fd = -1;   ///< rank 0: where event lines go
+  int liveness_fd = -1; ///< end of file here means that the launcher is gone: exit at once
+};
+
+/// The job as JSON text, indented, every field present.
+std::string to_json_text(const job& task);
+
+/// Reads what `to_json_text` wrote. Strict: an unknown, missing or mistyped field is `bad_input`
+/// and named with `place`, as is anything that is not JSON.
+result<job> parse_job(const std::string& text, const std::string& place);
+
+/// `parse_job` of a file's content; `io` when it cannot be read.
+result<job> load_job(const std::string& path);
+
+} // namespace adafloor
