@@ -32,8 +32,8 @@ struct exchange_id {
 struct step_header {
   epoch_id epoch;
   std::uint64_t step = 0;
-  epoch_id ready_epoch;            ///< the epoch that this member is ready to switch to
-  std::uint32_t live_requests = 0; ///< requests that still generate on this member
+  epoch_id ready_epoch;                ///< the epoch that this member is ready to switch to
+  std::uint32_t live_requests = 0;     ///< requests that still generate on this member
   std::uint32_t finished_requests = 0; ///< responses ended on this member in this rollout
 };
 
@@ -51,8 +51,7 @@ public:
   /// Blocks; not thread-safe. `outgoing` may be reused after return. The views in `incoming` stay
   /// valid until the next call. Errors: aborted, timed_out and peer_lost (name rank and exchange).
   virtual result<void> exchange(const exchange_id& id, const std::vector<bytes_view>& outgoing,
-                                std::vector<bytes_view>* incoming)
-      = 0;
+                                std::vector<bytes_view>* incoming) = 0;
 
   /// Makes a running and every later `exchange` fail with `aborted`. Any thread.
   virtual void abort() noexcept = 0;
@@ -66,8 +65,7 @@ public:
   /// `members` ascending, contains self. Local: needs no answer from the other members.
   /// Thread: the engine's.
   virtual result<std::unique_ptr<communicator>> make_group(epoch_id epoch,
-                                                           std::vector<rank_id> members)
-      = 0;
+                                                           std::vector<rank_id> members) = 0;
 };
 
 } // namespace adafloor

@@ -1,9 +1,9 @@
 #pragma once
 // Errors are values. A function that can fail returns result<T>.
+#include <tl/expected.hpp>
+
 #include <string>
 #include <utility>
-
-#include <tl/expected.hpp>
 
 namespace adafloor {
 

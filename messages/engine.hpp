@@ -1,0 +1,83 @@
+#pragma once
+// Conversation: a rank's machine and the engine thread of its own process. Never on the wire, but
+// in the catalog, so that machines speak to the engine as they speak to everybody.
+#include "messages/rollout.hpp"
+#include "messages/transition.hpp"
+
+namespace adafloor {
+
+/// rank -> engine: hold these until `engine_start`. Answered by `requests_admitted`-like counting
+/// in the rank; the engine refuses a request that can never fit with `engine_failed`.
+struct engine_admit {
+  rollout_id rollout;
+  std::vector<request_spec> requests;
+  FIELDS(engine_admit, rollout, requests)
+};
+
+/// rank -> engine: decode until no member of the group has live requests.
+struct engine_start {
+  rollout_id rollout;
+  FIELDS(engine_start, rollout)
+};
+
+/// rank -> engine: reserve slots, pull missing experts in the background from the owners of the
+/// running epoch, build the communicator. Answered by `engine_prepared` or `engine_refused`.
+struct engine_prepare {
+  epoch_id epoch;
+  std::vector<rank_id> members;
+  std::vector<rank_id> owners;
+  FIELDS(engine_prepare, epoch, members, owners)
+};
+struct engine_prepared {
+  epoch_id epoch;
+  std::uint64_t map_hash = 0; ///< of the experts that are really resident, not of the plan
+  std::uint32_t experts_resident = 0;
+  std::uint64_t bytes_pulled = 0;
+  FIELDS(engine_prepared, epoch, map_hash, experts_resident, bytes_pulled)
+};
+struct engine_refused {
+  epoch_id epoch;
+  refusal reason = refusal::busy;
+  std::string text;
+  FIELDS(engine_refused, epoch, reason, text)
+};
+
+/// rank -> engine: give back what `engine_prepare` reserved for `epoch`.
+struct engine_abort {
+  epoch_id epoch;
+  FIELDS(engine_abort, epoch)
+};
+
+/// rank -> engine: announce `epoch` as ready_epoch in the headers; switch when every member does,
+/// or at once when no member has live requests. Answered by `switched`.
+struct engine_commit {
+  epoch_id epoch;
+  FIELDS(engine_commit, epoch)
+};
+
+/// rank -> engine: drop experts that the running map does not give to this rank, except its home
+/// experts. No answer.
+struct engine_settle {
+  epoch_id epoch;
+  FIELDS(engine_settle, epoch)
+};
+
+/// engine -> rank: from `at` on the rank's time counts as `state`.
+struct engine_state {
+  rollout_id rollout;
+  rank_state state = rank_state::idle;
+  microseconds at{0};
+  std::uint64_t step = 0;
+  FIELDS(engine_state, rollout, state, at, step)
+};
+
+/// engine -> rank: the engine cannot go on. `peer` is the rank that a collective waited for, or
+/// this rank itself.
+struct engine_failed {
+  rank_id peer;
+  bool peer_lost = false;
+  std::string text;
+  FIELDS(engine_failed, peer, peer_lost, text)
+};
+
+} // namespace adafloor

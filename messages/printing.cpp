@@ -1,0 +1,100 @@
+#include "messages/printing.hpp"
+
+namespace adafloor {
+
+std::ostream& operator<<(std::ostream& os, const any_message& m) {
+  std::visit([&](const auto& x) { os << x; }, m);
+  return os;
+}
+
+std::ostream& operator<<(std::ostream& os, const envelope& e) {
+  return os << e.from.rank << '.' << name_of(e.from.role) << " -> " << e.to.rank << '.'
+            << name_of(e.to.role) << " [term " << e.stamp.term << " epoch " << e.stamp.epoch
+            << " weights " << e.stamp.weights << "] " << e.body;
+}
+
+std::string_view name_of(const any_message& m) {
+  return std::visit([](const auto& x) { return std::decay_t<decltype(x)>::type_name; }, m);
+}
+
+const char* name_of(role_kind x) {
+  switch (x) {
+  case role_kind::rank:
+    return "rank";
+  case role_kind::planner:
+    return "planner";
+  case role_kind::broker:
+    return "broker";
+  case role_kind::membership:
+    return "membership";
+  case role_kind::sidecar:
+    return "sidecar";
+  case role_kind::engine:
+    return "engine";
+  case role_kind::recorder:
+    return "recorder";
+  case role_kind::trainer:
+    return "trainer";
+  }
+  return "?";
+}
+
+const char* name_of(stop_reason x) {
+  switch (x) {
+  case stop_reason::eos:
+    return "eos";
+  case stop_reason::length:
+    return "length";
+  case stop_reason::guard:
+    return "guard";
+  case stop_reason::aborted:
+    return "aborted";
+  }
+  return "?";
+}
+
+const char* name_of(rank_state x) {
+  switch (x) {
+  case rank_state::idle:
+    return "idle";
+  case rank_state::busy:
+    return "busy";
+  case rank_state::dummy:
+    return "dummy";
+  case rank_state::leased:
+    return "leased";
+  case rank_state::transition:
+    return "transition";
+  }
+  return "?";
+}
+
+const char* name_of(transition_kind x) {
+  switch (x) {
+  case transition_kind::contract:
+    return "contract";
+  case transition_kind::restore:
+    return "restore";
+  }
+  return "?";
+}
+
+const char* name_of(refusal x) {
+  switch (x) {
+  case refusal::no_memory:
+    return "no_memory";
+  case refusal::lease_active:
+    return "lease_active";
+  case refusal::owns_requests:
+    return "owns_requests";
+  case refusal::bad_map:
+    return "bad_map";
+  case refusal::source_failed:
+    return "source_failed";
+  case refusal::busy:
+    return "busy";
+  }
+  return "?";
+}
+
+} // namespace adafloor
