@@ -10,7 +10,7 @@ namespace adafloor {
 /// in the rank; the engine refuses a request that can never fit with `engine_failed`.
 struct engine_admit {
   rollout_id rollout;
-  std::vector<request_spec> requests;
+  std::vector<rollout_request> requests;
   FIELDS(engine_admit, rollout, requests)
 };
 

@@ -39,15 +39,15 @@ const char* name_of(role_kind x) {
   return "?";
 }
 
-const char* name_of(stop_reason x) {
+const char* name_of(finish_reason x) {
   switch (x) {
-  case stop_reason::eos:
+  case finish_reason::eos:
     return "eos";
-  case stop_reason::length:
+  case finish_reason::length:
     return "length";
-  case stop_reason::guard:
+  case finish_reason::guard:
     return "guard";
-  case stop_reason::aborted:
+  case finish_reason::aborted:
     return "aborted";
   }
   return "?";

@@ -13,20 +13,20 @@ struct sampling {
 };
 
 /// One response to generate.
-struct request_spec {
+struct rollout_request {
   request_id id;
   std::uint64_t random_key = 0; ///< seeds the request's own random stream, wherever it runs
   std::vector<token_id> prompt;
   std::uint32_t max_tokens = 0; ///< response tokens, at least 1
   sampling how;
-  FIELDS(request_spec, id, random_key, prompt, max_tokens, how)
+  FIELDS(rollout_request, id, random_key, prompt, max_tokens, how)
 };
 
-enum class stop_reason : std::uint8_t { eos = 1, length = 2, guard = 3, aborted = 4 };
-constexpr stop_reason enum_max(stop_reason) {
-  return stop_reason::aborted;
+enum class finish_reason : std::uint8_t { eos = 1, length = 2, guard = 3, aborted = 4 };
+constexpr finish_reason enum_max(finish_reason) {
+  return finish_reason::aborted;
 }
-const char* name_of(stop_reason);
+const char* name_of(finish_reason);
 
 /// At `at` predicted tokens the group becomes `to` ranks.
 struct group_exit {
@@ -38,7 +38,7 @@ struct group_exit {
 /// trainer -> planner: generate these responses; `homes[i]` is the rank of `requests[i]`.
 struct begin_rollout {
   rollout_id rollout;
-  std::vector<request_spec> requests;
+  std::vector<rollout_request> requests;
   std::vector<rank_id> homes;
   std::vector<group_exit> exits; ///< empty: the group never contracts
   std::uint32_t predicted_tail = 0;
@@ -51,7 +51,7 @@ struct admit_requests {
   rollout_id rollout;
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
-  std::vector<request_spec> requests; ///< at most 64
+  std::vector<rollout_request> requests; ///< at most 64
   FIELDS(admit_requests, rollout, part, parts, requests)
 };
 
@@ -80,7 +80,7 @@ struct response {
   request_id request;
   std::vector<token_id> tokens;
   std::vector<float> logprobs; ///< natural log, one per token
-  stop_reason stop = stop_reason::eos;
+  finish_reason stop = finish_reason::eos;
   std::uint64_t at_step = 0;
   FIELDS(response, rollout, request, tokens, logprobs, stop, at_step)
 };
