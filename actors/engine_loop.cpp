@@ -1,0 +1,331 @@
+#include "actors/engine_loop.hpp"
+
+#include "messages/expert_map.hpp"
+
+#include <algorithm>
+
+namespace adafloor {
+namespace {
+
+time_point now() {
+  return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
+}
+
+std::vector<rank_id> full_world(std::uint32_t size) {
+  std::vector<rank_id> ranks;
+  for (std::uint32_t r = 0; r < size; ++r)
+    ranks.emplace_back(r);
+  return ranks;
+}
+
+request_spec to_engine(const rollout_request& r) {
+  request_spec out;
+  out.id = r.id;
+  out.random_key = r.random_key;
+  out.prompt = r.prompt;
+  out.max_tokens = r.max_tokens;
+  out.sampling.temperature = static_cast<float>(r.how.temperature);
+  out.sampling.top_p = static_cast<float>(r.how.top_p);
+  out.sampling.top_k = r.how.top_k;
+  return out;
+}
+
+finish_reason reason_of(stop_reason end) {
+  switch (end) {
+  case stop_reason::eos:
+    return finish_reason::eos;
+  case stop_reason::length:
+    return finish_reason::length;
+  default:
+    return finish_reason::aborted;
+  }
+}
+
+bool contains(const std::vector<rank_id>& ranks, rank_id r) {
+  return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+}
+
+} // namespace
+
+result<std::unique_ptr<engine_loop>> engine_loop::start(const std::string& model_dir,
+                                                        engine_options options,
+                                                        engine_surroundings around) {
+  auto model = engine::load(model_dir, options);
+  if (!model) return tl::unexpected(model.error());
+  std::unique_ptr<engine_loop> loop(
+      new engine_loop(std::move(*model), std::move(options), std::move(around)));
+  const auto everybody = full_world(loop->options_.world_size);
+  auto group = loop->around_.fabric->make_group(loop->epoch_, everybody);
+  if (!group) return tl::unexpected(group.error());
+  loop->group_ = std::move(*group);
+  if (auto r = loop->engine_->switch_map(loop->epoch_, loop->engine_->owners(), everybody); !r)
+    return tl::unexpected(r.error());
+  loop->thread_ = std::thread([l = loop.get()] { l->run(); });
+  return loop;
+}
+
+engine_loop::engine_loop(std::unique_ptr<engine> model, engine_options options,
+                         engine_surroundings around)
+  : engine_(std::move(model)), options_(std::move(options)), around_(std::move(around)) {}
+
+engine_loop::~engine_loop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void engine_loop::push(const envelope& command) {
+  {
+    std::lock_guard lock(mutex_);
+    queue_.emplace_back(command);
+  }
+  wake_.notify_one();
+}
+
+result<byte_string> engine_loop::export_expert(std::uint32_t expert) const {
+  return engine_->export_expert(expert);
+}
+
+const model_facts& engine_loop::facts() const {
+  return engine_->facts();
+}
+
+template <class M>
+void engine_loop::tell(M message) {
+  envelope e;
+  e.from = {options_.self, role_kind::engine};
+  e.to = {options_.self, role_kind::rank};
+  e.stamp.epoch = epoch_;
+  e.stamp.weights = engine_->weights_version();
+  e.body = std::move(message);
+  around_.post(std::move(e));
+}
+
+void engine_loop::run() {
+  while (take_commands())
+    if (stepping_) do_step();
+}
+
+/// Handles what is queued; sleeps while there is nothing to do. False: the loop ends.
+bool engine_loop::take_commands() {
+  std::deque<command> taken;
+  {
+    std::unique_lock lock(mutex_);
+    if (!stepping_) wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (stopping_) return false;
+    taken.swap(queue_);
+  }
+  for (const auto& c : taken)
+    std::visit([&](const auto& x) { handle(x); }, c);
+  return true;
+}
+
+void engine_loop::handle(const envelope& e) {
+  std::visit([&](const auto& m) { on(m); }, e.body);
+}
+
+void engine_loop::on(const engine_admit& m) {
+  for (const auto& r : m.requests)
+    if (auto added = engine_->add_request(to_engine(r)); !added) return give_up(added.error());
+}
+
+void engine_loop::on(const engine_start& m) {
+  if (stepping_ || !group_ || m.rollout == rollout_) return;
+  rollout_ = m.rollout;
+  rollout_steps_ = 0;
+  finished_ = 0;
+  generated_ = 0;
+  live_told_ = engine_->live_requests();
+  stepping_ = true;
+}
+
+void engine_loop::on(const engine_prepare& m) {
+  if (next_ && next_->epoch == m.epoch) return; // A repeat; the answer is on its way.
+  if (next_) {
+    if (next_->committed || m.epoch < next_->epoch)
+      return tell(engine_refused{m.epoch, refusal::busy, "another transition is being prepared"});
+    engine_->cancel_prepare();
+  }
+  next_ = group_to_be{m.epoch, m.members, expert_map{m.owners}, 0, 0, false};
+  if (!contains(m.members, options_.self)) return report_prepared(); // Leavers pull nothing.
+  auto missing = engine_->prepare_experts(next_->owners);
+  if (!missing) {
+    next_.reset();
+    const auto reason =
+        missing.error().code == error_code::bad_input ? refusal::bad_map : refusal::no_memory;
+    return tell(engine_refused{m.epoch, reason, missing.error().text});
+  }
+  next_->missing = missing->size();
+  for (const auto expert : *missing)
+    pull(expert, engine_->owners().owner_of[expert]);
+  if (missing->empty()) report_prepared();
+}
+
+/// Asks the present owner; the answer is put into its slot on the transport's thread.
+void engine_loop::pull(std::uint32_t expert, rank_id from) {
+  const auto epoch = next_->epoch;
+  around_.fetch_expert(from, expert, [this, epoch, expert](result<bytes_view> blob) {
+    pull_done done{epoch, expert, 0, {}};
+    if (!blob)
+      done.problem = blob.error().text;
+    else if (auto r = engine_->import_expert(*blob); !r)
+      done.problem = r.error().text;
+    else
+      done.bytes = blob->size;
+    {
+      std::lock_guard lock(mutex_);
+      queue_.emplace_back(std::move(done));
+    }
+    wake_.notify_one();
+  });
+}
+
+void engine_loop::handle(const pull_done& p) {
+  if (!next_ || next_->epoch != p.epoch || next_->missing == 0) return; // Aborted meanwhile.
+  if (!p.problem.empty()) {
+    // The checkpoint is the second source.
+    if (auto r = engine_->reload_experts({p.expert}); !r) {
+      const auto epoch = next_->epoch;
+      engine_->cancel_prepare();
+      next_.reset();
+      return tell(engine_refused{epoch, refusal::source_failed,
+                                 p.problem + "; and from the checkpoint: " + r.error().text});
+    }
+  }
+  next_->bytes += p.bytes;
+  if (--next_->missing == 0) report_prepared();
+}
+
+/// The hash covers what is resident here and what the map says of the others, so a map that was
+/// built from the plan while a slot is empty does not match.
+void engine_loop::report_prepared() {
+  const auto resident = engine_->resident_experts();
+  const auto& owners = next_->owners.owner_of;
+  auto hash = expert_map_hash_begin;
+  std::uint32_t own = 0;
+  for (std::uint32_t e = 0; e < owners.size(); ++e) {
+    if (owners[e] == options_.self) {
+      if (!std::binary_search(resident.begin(), resident.end(), e)) continue;
+      ++own;
+    }
+    hash = expert_map_hash_add(hash, e, owners[e]);
+  }
+  tell(engine_prepared{next_->epoch, hash, own, next_->bytes});
+}
+
+void engine_loop::on(const engine_abort& m) {
+  if (!next_ || next_->epoch != m.epoch || next_->committed) return;
+  engine_->cancel_prepare();
+  next_.reset();
+}
+
+void engine_loop::on(const engine_commit& m) {
+  if (!next_ || next_->epoch != m.epoch || next_->missing > 0) return;
+  next_->committed = true;
+  if (!stepping_) do_switch(); // No step of the old epoch can come any more.
+}
+
+void engine_loop::on(const engine_settle& m) {
+  if (m.epoch == epoch_ && group_) engine_->drop_unowned();
+}
+
+void engine_loop::on(const update_weights& m) {
+  if (m.version == engine_->weights_version()) {
+    // A repeat: answered below with what is loaded.
+  } else if (stepping_ || next_) {
+    return tell(weights_refused{m.version, "a rollout or a transition is running"});
+  } else if (auto r = engine_->update_weights(m.source, m.version); !r) {
+    return tell(weights_refused{m.version, r.error().text});
+  } else {
+    around_.weights_changed(m.version);
+  }
+  weights_updated done{m.version, 0, expert_map_hash_begin};
+  for (const auto& t : engine_->digests()) {
+    ++done.tensors;
+    if (t.name.find(".experts.") != std::string::npos) continue; // Differ from rank to rank.
+    for (int word = 0; word < 2; ++word)
+      done.digest = expert_map_hash_add(done.digest, static_cast<std::uint32_t>(word),
+                                        rank_id(static_cast<std::uint32_t>(t.digest >> 32 * word)));
+  }
+  tell(done);
+}
+
+void engine_loop::do_step() {
+  const auto live = engine_->live_requests();
+  set_state(live > 0 ? rank_state::busy : rank_state::dummy, now());
+  const auto ready = next_ && next_->committed ? next_->epoch : epoch_;
+  const step_header mine{epoch_, step_, ready, live, finished_};
+  auto out = engine_->step(group_.get(), mine);
+  if (!out) return give_up(out.error());
+  ++step_;
+  ++rollout_steps_;
+  report_step(*out);
+  decide(out->headers);
+}
+
+void engine_loop::report_step(const step_output& out) {
+  generated_ += out.tokens.size();
+  finished_ += static_cast<std::uint32_t>(out.finished.size());
+  for (const auto& f : out.finished)
+    tell(response{rollout_, f.id, f.tokens, f.logprobs, reason_of(f.stop), rollout_steps_});
+  if (out.live_requests != live_told_ || rollout_steps_ == 1) {
+    live_told_ = out.live_requests;
+    tell(rank_progress{rollout_, epoch_, rollout_steps_, live_told_, finished_, generated_});
+  }
+}
+
+/// Every member reads the same headers, so every member decides the same here.
+void engine_loop::decide(const std::vector<step_header>& headers) {
+  const auto ready = headers.front().ready_epoch;
+  const bool all_ready = ready > epoch_
+                         && std::all_of(headers.begin(), headers.end(),
+                                        [&](const auto& h) { return h.ready_epoch == ready; });
+  const bool quiet = std::all_of(headers.begin(), headers.end(),
+                                 [](const auto& h) { return h.live_requests == 0; });
+  if (quiet) {
+    stepping_ = false;
+    set_state(rank_state::idle, now());
+  }
+  if (all_ready || (quiet && next_ && next_->committed)) do_switch();
+}
+
+void engine_loop::do_switch() {
+  const auto began = now();
+  const auto next = std::move(*next_);
+  next_.reset();
+  if (auto r = engine_->switch_map(next.epoch, next.owners, next.members); !r)
+    return give_up(r.error());
+  group_.reset();
+  if (contains(next.members, options_.self)) {
+    auto group = around_.fabric->make_group(next.epoch, next.members);
+    if (!group) return give_up(group.error());
+    group_ = std::move(*group);
+  }
+  epoch_ = next.epoch;
+  step_ = 0;
+  if (stepping_) set_state(rank_state::transition, began);
+  const auto ended = now();
+  if (!group_) {
+    stepping_ = false;
+    set_state(rank_state::idle, ended);
+  }
+  tell(switched{epoch_, rollout_steps_, ended - began});
+}
+
+void engine_loop::set_state(rank_state state, time_point at) {
+  if (state == state_) return;
+  state_ = state;
+  tell(engine_state{rollout_, state, at.time_since_epoch(), rollout_steps_});
+}
+
+void engine_loop::give_up(const error& why) {
+  stepping_ = false;
+  set_state(rank_state::idle, now());
+  const bool lost = why.code == error_code::peer_lost || why.code == error_code::timed_out;
+  tell(engine_failed{options_.self, lost, why.text});
+}
+
+} // namespace adafloor

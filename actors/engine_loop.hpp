@@ -1,0 +1,113 @@
+#pragma once
+// The thread that decodes: owns the engine and the communicator of the running epoch, takes
+// commands from the rank's machine between steps and tells it what happened (messages/engine.hpp).
+#include "gpu/engine.hpp"
+#include "messages/catalog.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <variant>
+
+namespace adafloor {
+
+/// What the loop needs from the process around it.
+struct engine_surroundings {
+  collective_fabric* fabric = nullptr; ///< outlives the loop; used by the loop's thread only
+  std::function<void(envelope)> post;  ///< any thread; to the rank's machine
+  /// Fetches an expert's blob from its present owner; calls back once, on any thread.
+  std::function<void(rank_id from, std::uint32_t expert,
+                     std::function<void(result<bytes_view>)> done)>
+      fetch_expert;
+  /// Called on the loop's thread after the weights changed.
+  std::function<void(weights_id)> weights_changed;
+};
+
+class engine_loop {
+public:
+  /// Loads the model and starts the thread with the group of the whole world as epoch 1.
+  /// Errors: those of engine::load and of the fabric.
+  static result<std::unique_ptr<engine_loop>>
+  start(const std::string& model_dir, engine_options options, engine_surroundings around);
+  /// Ends the thread after the running step. A step that waits for a peer ends when the fabric is
+  /// aborted or at its deadline.
+  ~engine_loop();
+
+  /// A command of the rank's machine. Any thread; never blocks.
+  void push(const envelope& command);
+  /// For the peers that pull experts. Any thread.
+  result<byte_string> export_expert(std::uint32_t expert) const;
+  const model_facts& facts() const;
+
+private:
+  struct pull_done {
+    epoch_id epoch;
+    std::uint32_t expert = 0;
+    std::uint64_t bytes = 0;
+    std::string problem; ///< empty: the expert is resident
+  };
+  struct group_to_be {
+    epoch_id epoch;
+    std::vector<rank_id> members;
+    expert_map owners;
+    std::size_t missing = 0;
+    std::uint64_t bytes = 0;
+    bool committed = false;
+  };
+  using command = std::variant<envelope, pull_done>;
+
+  engine_loop(std::unique_ptr<engine> model, engine_options options, engine_surroundings around);
+  void run();
+  bool take_commands();
+  void handle(const envelope& e);
+  void handle(const pull_done& p);
+  void on(const engine_admit& m);
+  void on(const engine_start& m);
+  void on(const engine_prepare& m);
+  void on(const engine_abort& m);
+  void on(const engine_commit& m);
+  void on(const engine_settle& m);
+  void on(const update_weights& m);
+  template <class M>
+  void on(const M&) {} // Other bodies of the catalog are not for the engine.
+
+  void pull(std::uint32_t expert, rank_id from);
+  void report_prepared();
+  void do_step();
+  void report_step(const step_output& out);
+  void decide(const std::vector<step_header>& headers);
+  void do_switch();
+  void set_state(rank_state state, time_point at);
+  void give_up(const error& why);
+  template <class M>
+  void tell(M message);
+
+  std::unique_ptr<engine> engine_;
+  engine_options options_;
+  engine_surroundings around_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<command> queue_;
+  bool stopping_ = false;
+
+  // The loop's thread only.
+  std::unique_ptr<communicator> group_; ///< null outside the group
+  epoch_id epoch_{1};
+  std::optional<group_to_be> next_;
+  rollout_id rollout_;
+  bool stepping_ = false;
+  std::uint64_t step_ = 0;          ///< within the epoch; equal on all members
+  std::uint64_t rollout_steps_ = 0; ///< steps of this rank in the rollout
+  std::uint32_t finished_ = 0;
+  std::uint64_t generated_ = 0;
+  std::uint32_t live_told_ = 0;
+  rank_state state_ = rank_state::idle;
+
+  std::thread thread_; // Last: started when everything above exists.
+};
+
+} // namespace adafloor
