@@ -18,9 +18,10 @@ enum class role_kind : std::uint8_t {
   engine = 6,     ///< the thread that decodes; local only
   recorder = 7,   ///< durable result files; local only
   trainer = 8,    ///< who asked for the rollout; local only
+  worker = 9,     ///< does a sidecar's auxiliary work; local only
 };
 constexpr role_kind enum_max(role_kind) {
-  return role_kind::trainer;
+  return role_kind::worker;
 }
 const char* name_of(role_kind);
 

@@ -8,14 +8,18 @@ namespace adafloor {
 struct heartbeat {
   incarnation_id incarnation;
   epoch_id epoch;
-  std::uint64_t step = 0; ///< decode steps done in this rollout
-  FIELDS(heartbeat, incarnation, epoch, step)
+  std::uint64_t step = 0;  ///< decode steps done in this rollout
+  microseconds sent_at{0}; ///< on the rank's clock
+  FIELDS(heartbeat, incarnation, epoch, step, sent_at)
 };
 
-/// membership -> rank: answer to `heartbeat`; lets a rank notice a dead planner.
+/// membership -> rank: answer to `heartbeat`; lets a rank notice a dead planner and learn how far
+/// its clock is from the planner's.
 struct heartbeat_seen {
-  std::uint64_t step = 0; ///< copied from the heartbeat
-  FIELDS(heartbeat_seen, step)
+  std::uint64_t step = 0;  ///< copied from the heartbeat
+  microseconds sent_at{0}; ///< copied from the heartbeat
+  microseconds seen_at{0}; ///< on the planner's clock
+  FIELDS(heartbeat_seen, step, sent_at, seen_at)
 };
 
 /// membership -> planner and broker: `rank` is dead by decision, whatever its process does.

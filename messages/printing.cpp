@@ -35,6 +35,8 @@ const char* name_of(role_kind x) {
     return "recorder";
   case role_kind::trainer:
     return "trainer";
+  case role_kind::worker:
+    return "worker";
   }
   return "?";
 }

@@ -1,0 +1,121 @@
+#pragma once
+// The planner: drives a rollout from admission to the full world being back, and weight updates.
+#include "planner/plan/roles.hpp"
+#include "planner/protocol/machine.hpp"
+#include "planner/protocol/transition.hpp"
+
+#include <optional>
+#include <set>
+#include <string>
+
+namespace adafloor {
+
+struct planner_config {
+  rank_id self; ///< rank whose process runs planner, broker, membership,
+                ///< recorder and trainer
+  std::uint32_t world_size = 1;
+  std::uint32_t experts = 1; ///< per layer
+  transition_config transition;
+  microseconds resend{50'000};                      ///< until acknowledged
+  microseconds admit_max{60'000'000};               ///< until every rank admitted its requests
+  microseconds start_max{30'000'000};               ///< until every rank started
+  microseconds rollout_max{6ll * 3600 * 1'000'000}; ///< for generating, all included
+  microseconds recall_max{60'000'000};   ///< until the broker has every lease back or gave up
+  microseconds report_max{10'000'000};   ///< until every rank has closed its books
+  microseconds weights_max{600'000'000}; ///< until every rank has loaded a policy
+  microseconds stop_max{3'000'000};      ///< until every rank stopped
+  microseconds retry_pause{200'000};     ///< between an aborted transition and the next try
+  std::uint32_t attempts_max = 3;        ///< for one contraction, and for the restoration
+  std::uint32_t part_requests_max = 64;  ///< requests in one admit_requests
+  std::uint32_t part_window = 4;         ///< unacknowledged parts per rank
+  std::uint32_t requests_max = 1u << 16; ///< of a rollout
+};
+
+/// Local addresses used: recorder (takes `response`, answers `response_kept`), broker, trainer.
+/// The trainer's messages: begin_rollout -> rollout_done or rollout_failed, before it one
+/// rollout_report per rank, its `from` being that rank; update_weights -> weights_updated or
+/// weights_refused; stop -> stopped, when all ranks have stopped or stop_max has passed.
+struct planner_machine {
+  enum class phase : std::uint8_t {
+    idle,
+    admitting, ///< requests go out
+    starting,  ///< engines are told to decode
+    running,   ///< until every response is durable; the group may contract
+    recalling, ///< leases come back
+    restoring, ///< the full world is formed again
+    reporting, ///< ranks close their books
+    failed,    ///< the world is not usable; only stop is obeyed
+  };
+  enum class response_state : std::uint8_t { missing, storing, kept };
+  struct request_part {
+    rank_id home;
+    response_state state = response_state::missing;
+  };
+  struct rank_part {
+    std::vector<admit_requests> parts; ///< emptied part by part once admitted
+    std::vector<bool> admitted;
+    std::vector<time_point> part_sent_at; ///< zero: not yet sent
+    bool started = false;
+    bool reported = false;
+    std::uint32_t requests = 0;
+    std::uint32_t received = 0; ///< responses, durable or being stored
+    rank_progress progress;     ///< the newest by step
+    time_point sent_at;         ///< of start_rollout or end_rollout
+    bool finished() const;      ///< nothing left to generate
+  };
+  struct rollout_part {
+    rollout_id id;
+    std::map<request_id, request_part> requests;
+    std::map<rank_id, rank_part> ranks;
+    std::size_t kept = 0;
+    std::vector<planned_exit> exits; ///< sizes given up are taken out
+    std::uint32_t predicted_tail = 0;
+    microseconds began_at{0};
+    microseconds ended_at{0};
+    std::uint64_t last_step = 0; ///< highest seen
+    std::vector<transition_record> transitions;
+    std::uint32_t aborted_transitions = 0;
+    std::uint32_t attempts = 0; ///< of the transition that is due
+    std::optional<time_point> retry_at;
+  };
+  struct weights_part {
+    update_weights order;
+    std::map<rank_id, weights_updated> updated;
+    std::map<rank_id, time_point> waiting; ///< last sent
+    std::string refusals;
+    time_point began_at;
+  };
+  struct stop_part {
+    stop order;
+    std::map<rank_id, time_point> waiting; ///< last sent
+    time_point began_at;
+  };
+
+  planner_config config;
+  identity who; ///< stamp.epoch is the newest committed epoch
+  incarnation_filter incarnations;
+  drop_counts drops;
+  phase now_in = phase::idle;
+  time_point phase_began_at;
+  std::vector<rank_id> world;   ///< all ranks, ascending
+  std::vector<rank_id> members; ///< of the newest committed epoch
+  std::vector<rank_id> owners;  ///< expert map of it
+  epoch_id highest_epoch;       ///< ever proposed, aborted ones included
+  transition_coordinator transition;
+  std::optional<rollout_part> rollout;
+  rollout_id last_rollout; ///< the newest that ended; its late messages are answered
+  std::optional<weights_part> weights;
+  std::optional<weights_updated> last_weights;
+  bool weights_mixed = false; ///< an update failed on some ranks; no rollout until one succeeds
+  std::optional<stop_part> stopping;
+  bool stop_done = false;
+  std::map<rank_id, std::string> lost; ///< dead ranks and why
+  std::string failure;                 ///< why phase failed
+
+  planner_machine(planner_config config, fence stamp, time_point now);
+};
+
+void step(planner_machine&, const envelope&, time_point now, effects&);
+void tick(planner_machine&, time_point now, effects&);
+
+} // namespace adafloor
