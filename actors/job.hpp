@@ -77,8 +77,8 @@ struct job {
   std::vector<std::string> models; ///< folders of policy versions, in the order of the epochs
   std::string prompts;             ///< JSON lines
   std::string history;             ///< CSV; empty: nothing is known about lengths
-  std::vector<std::uint32_t> history_epochs; ///< only these epochs of it; empty: all
-  std::vector<std::string> arms;             ///< vanilla | natural, run in this order
+  std::vector<std::string> history_epochs; ///< names; only these epochs of it; empty: all
+  std::vector<std::string> arms;           ///< vanilla | natural, run in this order
   std::uint32_t steps = 4;
   std::uint32_t n = 8;                 ///< samples per prompt
   std::uint32_t prompts_per_step = 16; ///< over all ranks

@@ -14,7 +14,7 @@ job sample() {
   task.world_size = 4;
   task.models = {"/models/v2", "/models/v3"};
   task.prompts = "/data/prompts \"quoted\".jsonl";
-  task.history_epochs = {1, 2};
+  task.history_epochs = {"1", "2"};
   task.arms = {"vanilla", "natural"};
   task.rollout.temperature = 0.7;
   task.rollout.seed = 18446744073709551615ULL;

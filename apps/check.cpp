@@ -1,0 +1,274 @@
+#include "apps/check.hpp"
+
+#include "actors/prompts.hpp"
+#include "gpu/engine.hpp"
+#include "planner/plan/history.hpp"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace adafloor {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class... Args>
+result<void> unless(bool holds, fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return {};
+  return bad_input(fmt::format(text, std::forward<Args>(args)...));
+}
+
+/// The first failure of a list of checks, all of which are cheap enough to make.
+result<void> first_failure(std::initializer_list<result<void>> checks) {
+  for (const auto& check : checks)
+    if (!check) return check;
+  return {};
+}
+
+result<void> check_group_sizes(const job& task) {
+  const auto& sizes = task.ep.group_sizes;
+  const auto shown = fmt::format("{}", fmt::join(sizes, ","));
+  if (sizes.empty() || sizes.front() != task.world_size)
+    return bad_input(fmt::format("--group-sizes {}: must begin with the {} ranks of the full world",
+                                 shown, task.world_size));
+  for (std::size_t i = 1; i < sizes.size(); ++i)
+    if (sizes[i] >= sizes[i - 1])
+      return bad_input(fmt::format("--group-sizes {}: must fall from one to the next", shown));
+  return unless(sizes.back() >= task.ep.floor,
+                "--group-sizes {}: {} is below the floor of {} ranks", shown, sizes.back(),
+                task.ep.floor);
+}
+
+result<void> check_arms(const job& task) {
+  if (task.arms.empty()) return bad_input("--arms: name at least one of vanilla, natural");
+  for (std::size_t i = 0; i < task.arms.size(); ++i) {
+    const auto& arm = task.arms[i];
+    if (arm != "vanilla" && arm != "natural")
+      return bad_input(fmt::format("--arms {}: unknown arm; there are vanilla and natural", arm));
+    if (std::count(task.arms.begin(), task.arms.end(), arm) > 1)
+      return bad_input(fmt::format("--arms: {} stands there twice; once is enough", arm));
+  }
+  return {};
+}
+
+result<void> check_sampling(const job& task) {
+  const auto& r = task.rollout;
+  return first_failure({
+      unless(task.steps >= 1, "--steps 0: at least 1"),
+      unless(task.n >= 1, "--n 0: at least 1 sample per prompt"),
+      unless(task.prompts_per_step >= task.world_size
+                 && task.prompts_per_step % task.world_size == 0,
+             "--prompts-per-step {}: must be a multiple of the {} ranks", task.prompts_per_step,
+             task.world_size),
+      unless(r.max_num_seqs >= 1, "--max-num-seqs 0: at least 1"),
+      unless(r.max_prompt_length >= 1, "--max-prompt-length 0: at least 1"),
+      unless(r.prefill_tokens >= 1, "--prefill-tokens 0: at least 1"),
+      unless(r.temperature >= 0, "--temperature {}: 0 (greedy) or more", r.temperature),
+      unless(r.top_p > 0 && r.top_p <= 1, "--top-p {}: above 0, at most 1", r.top_p),
+  });
+}
+
+result<void> check_runtime(const job& task) {
+  in_addr address{};
+  const auto& r = task.runtime;
+  return first_failure({
+      unless(task.device == "cpu", "--device {}: this build has cpu", task.device),
+      unless(task.ep.residency == "natural", "--residency {}: there is natural", task.ep.residency),
+      unless(task.ep.migrate == "off", "--migrate {}: there is off", task.ep.migrate),
+      unless(task.guard.ratio == 0 || task.guard.ratio >= 1,
+             "--guard-ratio {}: at least 1, or 0 for fitted", task.guard.ratio),
+      unless(task.guard.quantile > 0 && task.guard.quantile < 1,
+             "--guard-quantile {}: between 0 and 1", task.guard.quantile),
+      unless(task.kv.margin >= 1, "--kv-margin {}: at least 1", task.kv.margin),
+      unless(task.kv.page_tokens == kv_page_tokens, "--kv-page-tokens {}: the engine has {}",
+             task.kv.page_tokens, kv_page_tokens),
+      unless(task.sidecar.grace_seconds >= 0, "--lease-grace-seconds {}: 0 or more",
+             task.sidecar.grace_seconds),
+      unless(task.sidecar.min_window_seconds >= 0, "--lease-min-window-seconds {}: 0 or more",
+             task.sidecar.min_window_seconds),
+      unless(inet_pton(AF_INET, task.transport.bind.c_str(), &address) == 1,
+             "--bind {}: must be an IPv4 address such as 127.0.0.1", task.transport.bind),
+      unless(r.heartbeat_ms >= 1, "--heartbeat-ms 0: at least 1"),
+      unless(r.failure_ms >= 2 * r.heartbeat_ms,
+             "--failure-ms {}: at least twice the heartbeat of {} ms, or every hiccup is a failure",
+             r.failure_ms, r.heartbeat_ms),
+      unless(r.deadline_ms >= 1 && r.start_ms >= 1 && r.exchange_ms >= 1,
+             "--deadline-ms, --start-ms, --exchange-ms: at least 1"),
+  });
+}
+
+/// The nearest folder above `path` that exists must be one that this user may write to.
+result<void> check_out_dir(const std::string& path) {
+  std::error_code none;
+  fs::path place{path};
+  while (!fs::exists(place, none) && place.has_parent_path() && place != place.parent_path())
+    place = place.parent_path();
+  return first_failure({
+      unless(fs::is_directory(place, none), "--out {}: {} is not a folder; choose another", path,
+             place.string()),
+      unless(access(place.c_str(), W_OK) == 0, "--out {}: {} may not be written to; choose another",
+             path, place.string()),
+  });
+}
+
+/// Everything that loading would complain about, all experts included.
+result<model_facts> read_model(const std::string& dir) {
+  engine_options whole;
+  whole.kv_pages = 1;
+  whole.max_num_seqs = 1;
+  auto loaded = engine::load(dir, whole);
+  if (!loaded) return tl::make_unexpected(loaded.error());
+  return (*loaded)->facts();
+}
+
+result<model_facts> check_models(const job& task) {
+  auto first = read_model(task.models.front());
+  if (!first) return first;
+  if (first->experts == 0)
+    return bad_input(fmt::format("--model {}: a dense model has no experts to spread; give a "
+                                 "Qwen3MoeForCausalLM folder",
+                                 task.models.front()));
+  if (first->experts % task.world_size != 0) {
+    std::vector<std::uint32_t> allowed;
+    for (std::uint32_t ranks = 1; ranks <= first->experts; ++ranks)
+      if (first->experts % ranks == 0) allowed.push_back(ranks);
+    return bad_input(fmt::format("--ranks {}: does not divide the {} experts of {}; allowed: {}",
+                                 task.world_size, first->experts, task.models.front(),
+                                 fmt::join(allowed, ", ")));
+  }
+  for (std::size_t i = 1; i < task.models.size(); ++i) {
+    const auto next = read_model(task.models[i]);
+    if (!next) return next;
+    if (next->layers != first->layers || next->hidden != first->hidden
+        || next->vocabulary != first->vocabulary || next->experts != first->experts)
+      return bad_input(fmt::format("--model {}: not the architecture of {}; policy versions differ "
+                                   "in weights only",
+                                   task.models[i], task.models.front()));
+  }
+  return first;
+}
+
+/// max_new_tokens of generation_config.json, 0 where there is none.
+std::uint32_t model_response_limit(const std::string& model) {
+  std::ifstream file{fs::path{model} / "generation_config.json"};
+  const auto tree = nlohmann::json::parse(file, nullptr, false);
+  if (!tree.is_object()) return 0;
+  const auto limit = tree.find("max_new_tokens");
+  return limit != tree.end() && limit->is_number_unsigned() ? limit->get<std::uint32_t>() : 0;
+}
+
+result<void> check_lengths(job& task, const model_facts& facts, std::uint32_t longest) {
+  auto& limit = task.rollout.max_response_length;
+  const bool given = limit != 0;
+  if (!given) limit = model_response_limit(task.models.front());
+  if (!given && facts.max_positions > longest)
+    limit = std::min(limit == 0 ? UINT32_MAX : limit, facts.max_positions - longest);
+  const auto positions = std::uint64_t{longest} + limit;
+  const auto pages = (positions + kv_page_tokens - 1) / kv_page_tokens;
+  const auto capacity = task.kv.capacity_tokens / kv_page_tokens * kv_page_tokens;
+  return first_failure({
+      unless(positions <= facts.max_positions,
+             "--max-response-length {}: with the longest prompt of {} tokens it passes the model's "
+             "{} positions; at most {}",
+             limit, longest, facts.max_positions,
+             facts.max_positions - std::min(longest, facts.max_positions)),
+      unless(
+          pages * kv_page_tokens <= capacity,
+          "--kv-capacity-tokens {}: too small for one request of {} prompt + {} response tokens; "
+          "raise it to {} or lower --max-response-length",
+          task.kv.capacity_tokens, longest, limit, pages * kv_page_tokens),
+  });
+}
+
+result<void> check_prompts(job& task, const model_facts& facts) {
+  const auto prompts = load_prompts(task.prompts, facts.vocabulary);
+  if (!prompts) return tl::make_unexpected(prompts.error());
+  const auto needed = std::uint64_t{task.steps} * task.prompts_per_step;
+  if (prompts->size() < needed)
+    return bad_input(fmt::format("--prompts {}: {} prompts, {} steps of {} need {}; lower --steps "
+                                 "or --prompts-per-step",
+                                 task.prompts, prompts->size(), task.steps, task.prompts_per_step,
+                                 needed));
+  std::uint32_t longest = 0;
+  for (const auto& prompt : *prompts) {
+    const auto length = static_cast<std::uint32_t>(prompt.tokens.size());
+    if (length > task.rollout.max_prompt_length)
+      return bad_input(fmt::format("--prompts {}: prompt \"{}\" has {} tokens, "
+                                   "--max-prompt-length is {}; raise it or drop the prompt",
+                                   task.prompts, prompt.id, length,
+                                   task.rollout.max_prompt_length));
+    longest = std::max(longest, length);
+  }
+  return check_lengths(task, facts, longest);
+}
+
+result<void> check_history(const job& task) {
+  if (task.history.empty()) return {};
+  std::ifstream file{task.history, std::ios::binary};
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf()))
+    return bad_input(
+        fmt::format("--history {}: cannot be read or is empty; give a CSV, or none", task.history));
+  const auto history = parse_history(text.str(), task.history);
+  if (!history) return tl::make_unexpected(history.error());
+  for (const auto& epoch : task.history_epochs)
+    if (history->find_epoch(epoch) < 0)
+      return bad_input(fmt::format("--history-epochs {}: {} has the epochs {}", epoch, task.history,
+                                   fmt::join(history->epochs, ", ")));
+  return {};
+}
+
+result<void> check_sidecar(const job& task) {
+  if (task.sidecar.model.empty()) return {};
+  const auto facts = read_model(task.sidecar.model);
+  if (!facts) return tl::make_unexpected(facts.error());
+  if (facts->experts != 0)
+    return bad_input(fmt::format("--sidecar-model {}: works alone on each leased rank, so it must "
+                                 "be dense (Qwen3ForCausalLM)",
+                                 task.sidecar.model));
+  const auto queries = load_prompts(task.sidecar.queries, facts->vocabulary);
+  if (!queries) return tl::make_unexpected(queries.error());
+  for (const auto& query : *queries)
+    if (query.tokens.size() >= facts->max_positions)
+      return bad_input(
+          fmt::format("{}: query \"{}\" has {} tokens, the sidecar's model {} positions",
+                      task.sidecar.queries, query.id, query.tokens.size(), facts->max_positions));
+  return {};
+}
+
+} // namespace
+
+result<void> check_numbers(const job& task) {
+  constexpr std::uint32_t ranks_max = 64;
+  if (task.world_size < 1 || task.world_size > ranks_max)
+    return bad_input(
+        fmt::format("--ranks {}: from 1 to {} on one machine", task.world_size, ranks_max));
+  return first_failure({
+      unless(task.ep.floor <= task.world_size, "--floor {}: more than the {} ranks; at most {}",
+             task.ep.floor, task.world_size, task.world_size),
+      unless(task.ep.floor >= std::min(2U, task.world_size), "--floor {}: at least 2 ranks",
+             task.ep.floor),
+      check_group_sizes(task),
+      check_arms(task),
+      check_sampling(task),
+      check_runtime(task),
+      check_out_dir(task.out_dir),
+  });
+}
+
+result<void> check_files(job& task) {
+  const auto facts = check_models(task);
+  if (!facts) return tl::make_unexpected(facts.error());
+  if (auto done = check_prompts(task, *facts); !done) return done;
+  if (auto done = check_history(task); !done) return done;
+  return check_sidecar(task);
+}
+
+} // namespace adafloor

@@ -1,0 +1,25 @@
+#pragma once
+// The commands of the `adafloor` program, one file each: apps/<name>.cpp.
+#include "messages/result.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+namespace adafloor {
+
+/// Each adds one command to `root`. When the command line selects it, it runs and sets
+/// `*exit_code`: 0 done, 1 failed, 2 bad input, 3 lost a rank. Both must outlive the parsing.
+void add_run(CLI::App& root, int* exit_code);
+void add_node(CLI::App& root, int* exit_code);
+void add_report(CLI::App& root, int* exit_code);
+void add_doctor(CLI::App& root, int* exit_code);
+
+/// Prints `adafloor: error: TEXT` on stderr and returns the exit status that belongs to the code.
+int print_error(const error& what);
+
+/// The member of `known` that takes the fewest edits to get from `word`; empty when none is near.
+std::string nearest(const std::string& word, const std::vector<std::string>& known);
+
+} // namespace adafloor

@@ -1,0 +1,49 @@
+// The `adafloor` program: finds the command and runs it. No logic of its own.
+#include "apps/commands.hpp"
+
+#include <iostream>
+
+namespace {
+
+/// What CLI11 cannot know: which option was probably meant.
+std::string suggestion(const CLI::App& root) {
+  const auto chosen = root.get_subcommands();
+  const CLI::App& command = chosen.empty() ? root : *chosen.front();
+  const auto left = command.remaining();
+  if (left.empty()) return {};
+  std::vector<std::string> known;
+  for (const auto* option : command.get_options())
+    for (const auto& name : option->get_lnames())
+      known.push_back("--" + name);
+  for (const auto* sub : command.get_subcommands({}))
+    known.push_back(sub->get_name());
+  const auto word = left.front().substr(0, left.front().find('='));
+  const auto near = adafloor::nearest(word, known);
+  return near.empty() ? "" : "; did you mean " + near + "?";
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  CLI::App root{"Elastic expert parallelism for MoE rollouts in RL post-training", "adafloor"};
+  root.set_version_flag("--version", std::string{"adafloor "} + ADAFLOOR_VERSION);
+  root.require_subcommand(1);
+  root.footer("Example: adafloor run --ranks 8 --floor 2 --arms vanilla,natural");
+  int exit_code = 0;
+  adafloor::add_run(root, &exit_code);
+  adafloor::add_node(root, &exit_code);
+  adafloor::add_report(root, &exit_code);
+  adafloor::add_doctor(root, &exit_code);
+  try {
+    root.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return root.exit(e); // --help, --version
+    std::cerr << "adafloor: error: " << e.what() << suggestion(root)
+              << "\nadafloor --help and adafloor COMMAND --help list what there is" << std::endl;
+    return 2;
+  } catch (const std::exception& e) {
+    std::cerr << "adafloor: error: " << e.what() << std::endl;
+    return 1;
+  }
+  return exit_code;
+}

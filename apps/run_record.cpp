@@ -1,0 +1,142 @@
+#include "apps/run_record.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+
+namespace adafloor {
+namespace {
+
+using nlohmann::json;
+
+/// The number at a path of keys; none where it is missing.
+std::optional<double> number_at(const json& from, std::initializer_list<const char*> keys) {
+  const json* at = &from;
+  for (const char* key : keys) {
+    if (!at->is_object() || !at->contains(key)) return std::nullopt;
+    at = &(*at)[key];
+  }
+  return at->is_number() ? std::optional<double>(at->get<double>()) : std::nullopt;
+}
+
+std::string plain(std::optional<double> value, int digits) {
+  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
+}
+
+std::string share(const json& arm, const char* part) {
+  const auto value = number_at(arm, {"ledger", part});
+  const auto whole = number_at(arm, {"ledger", "rank_seconds"});
+  if (!value || !whole || *whole <= 0) return "-";
+  return fmt::format("{:.2f}  {:5.1f} %", *value, 100 * *value / *whole);
+}
+
+std::string transitions_of(const json& arm, const char* kind) {
+  if (!arm.contains("transitions")) return "-";
+  int count = 0;
+  double longest = 0;
+  for (const auto& t : arm["transitions"]) {
+    if (t.value("kind", "") != kind) continue;
+    ++count;
+    longest = std::max(longest, t.value("pause_seconds", 0.0));
+  }
+  return count == 0 ? "0" : fmt::format("{}, pause at most {:.1f} ms", count, 1000 * longest);
+}
+
+std::string text_cell(const json& arm, const std::string& row) {
+  const auto number = [&](std::initializer_list<const char*> keys, int digits) {
+    return plain(number_at(arm, keys), digits);
+  };
+  if (row == "rollout, s") return number({"rollout_seconds"}, 2);
+  if (row == "responses") return number({"responses"}, 0);
+  if (row == "generated tokens") return number({"generated_tokens"}, 0);
+  if (row == "mean reward") return number({"mean_reward"}, 4);
+  if (row == "rank-seconds") return number({"ledger", "rank_seconds"}, 2);
+  if (row == "contractions") return transitions_of(arm, "contract");
+  if (row == "restorations") return transitions_of(arm, "restore");
+  if (row == "leases granted") return number({"leases", "granted"}, 0);
+  if (row == "leases forced") return number({"leases", "forced"}, 0);
+  if (row == "sidecar completed") return number({"sidecar", "completed"}, 0);
+  if (row == "sidecar correct") return number({"sidecar", "correct"}, 0);
+  if (row == "tokens digest") return arm.value("tokens_digest", "-").substr(0, 16);
+  return share(arm, row.substr(2).c_str());
+}
+
+} // namespace
+
+void run_record::take(const json& event) {
+  const auto kind = event.value("event", "");
+  if (kind == "arm_end" && event.contains("result")) arms_.push_back(event["result"]);
+  if (kind == "step_end") {
+    steps_.push_back(event);
+    steps_.back().erase("event");
+  }
+}
+
+json run_record::result(const job& task, bool interrupted) const {
+  json whole = json::object();
+  whole["arms"] = arms_;
+  whole["steps"] = steps_;
+  whole["interrupted"] = interrupted;
+  whole["job"] = json::parse(to_json_text(task));
+  whole["out_dir"] = task.out_dir;
+  whole["version"] = ADAFLOOR_VERSION;
+  return whole;
+}
+
+std::string side_by_side(const json& arms) {
+  static const std::vector<std::string> rows{
+      "rollout, s",      "responses",    "generated tokens", "mean reward",   "rank-seconds",
+      "  busy",          "  dummy",      "  leased",         "  transition",  "  idle",
+      "contractions",    "restorations", "leases granted",   "leases forced", "sidecar completed",
+      "sidecar correct", "tokens digest"};
+  constexpr std::size_t name_width = 20;
+  std::vector<std::size_t> widths;
+  for (const auto& arm : arms) {
+    auto width = arm.value("arm", "?").size();
+    for (const auto& row : rows)
+      width = std::max(width, text_cell(arm, row).size());
+    widths.push_back(width + 3);
+  }
+  std::string table = fmt::format("{:<{}}", "", name_width);
+  for (std::size_t i = 0; i < arms.size(); ++i)
+    table += fmt::format("{:>{}}", arms[i].value("arm", "?"), widths[i]);
+  table += "\n";
+  for (const auto& row : rows) {
+    table += fmt::format("{:<{}}", row, name_width);
+    for (std::size_t i = 0; i < arms.size(); ++i)
+      table += fmt::format("{:>{}}", text_cell(arms[i], row), widths[i]);
+    table += "\n";
+  }
+  return table;
+}
+
+std::string digest_verdict(const json& arms) {
+  if (arms.size() < 2) return {};
+  for (std::size_t i = 1; i < arms.size(); ++i)
+    if (arms[i].value("tokens_digest", "") != arms[0].value("tokens_digest", "-"))
+      return fmt::format("tokens DIFFER between {} and {}", arms[0].value("arm", "?"),
+                         arms[i].value("arm", "?"));
+  return "identical tokens in all arms";
+}
+
+::adafloor::result<void> write_whole_file(const std::string& path, const std::string& content) {
+  const auto part = path + ".part";
+  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  std::size_t done = 0;
+  while (fd >= 0 && done < content.size()) {
+    const auto size = write(fd, content.data() + done, content.size() - done);
+    if (size <= 0) break;
+    done += static_cast<std::size_t>(size);
+  }
+  const bool whole = fd >= 0 && done == content.size() && fsync(fd) == 0;
+  if (fd >= 0) close(fd);
+  if (whole && std::rename(part.c_str(), path.c_str()) == 0) return {};
+  unlink(part.c_str());
+  return fail(error_code::io, fmt::format("{}: cannot be written; is the disk full?", path));
+}
+
+} // namespace adafloor
