@@ -2,11 +2,11 @@
 
 #include "actors/prompts.hpp"
 #include "gpu/engine.hpp"
+#include "gpu/qwen3_weights.hpp"
 #include "planner/plan/history.hpp"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -118,36 +118,36 @@ result<void> check_out_dir(const std::string& path) {
   });
 }
 
-/// Everything that loading would complain about, all experts included.
-result<model_facts> read_model(const std::string& dir) {
-  engine_options whole;
-  whole.kv_pages = 1;
-  whole.max_num_seqs = 1;
-  auto loaded = engine::load(dir, whole);
-  if (!loaded) return tl::make_unexpected(loaded.error());
-  return (*loaded)->facts();
+/// Everything that loading would complain about, but only the headers of the weights are read.
+result<model_config> read_model(const std::string& dir) {
+  auto config = read_model_config(dir);
+  if (!config) return config;
+  const auto weights = checkpoint::open(dir);
+  if (!weights) return tl::make_unexpected(weights.error());
+  if (auto fits = verify_checkpoint(*weights, *config); !fits)
+    return tl::make_unexpected(fits.error());
+  return config;
 }
 
-result<model_facts> check_models(const job& task) {
+result<model_config> check_models(const job& task) {
   auto first = read_model(task.models.front());
   if (!first) return first;
-  if (first->experts == 0)
+  if (first->num_experts == 0)
     return bad_input(fmt::format("--model {}: a dense model has no experts to spread; give a "
                                  "Qwen3MoeForCausalLM folder",
                                  task.models.front()));
-  if (first->experts % task.world_size != 0) {
+  if (first->num_experts % task.world_size != 0) {
     std::vector<std::uint32_t> allowed;
-    for (std::uint32_t ranks = 1; ranks <= first->experts; ++ranks)
-      if (first->experts % ranks == 0) allowed.push_back(ranks);
+    for (std::uint32_t ranks = 1; ranks <= first->num_experts; ++ranks)
+      if (first->num_experts % ranks == 0) allowed.push_back(ranks);
     return bad_input(fmt::format("--ranks {}: does not divide the {} experts of {}; allowed: {}",
-                                 task.world_size, first->experts, task.models.front(),
+                                 task.world_size, first->num_experts, task.models.front(),
                                  fmt::join(allowed, ", ")));
   }
   for (std::size_t i = 1; i < task.models.size(); ++i) {
     const auto next = read_model(task.models[i]);
     if (!next) return next;
-    if (next->layers != first->layers || next->hidden != first->hidden
-        || next->vocabulary != first->vocabulary || next->experts != first->experts)
+    if (!next->same_architecture(*first))
       return bad_input(fmt::format("--model {}: not the architecture of {}; policy versions differ "
                                    "in weights only",
                                    task.models[i], task.models.front()));
@@ -155,30 +155,21 @@ result<model_facts> check_models(const job& task) {
   return first;
 }
 
-/// max_new_tokens of generation_config.json, 0 where there is none.
-std::uint32_t model_response_limit(const std::string& model) {
-  std::ifstream file{fs::path{model} / "generation_config.json"};
-  const auto tree = nlohmann::json::parse(file, nullptr, false);
-  if (!tree.is_object()) return 0;
-  const auto limit = tree.find("max_new_tokens");
-  return limit != tree.end() && limit->is_number_unsigned() ? limit->get<std::uint32_t>() : 0;
-}
-
-result<void> check_lengths(job& task, const model_facts& facts, std::uint32_t longest) {
+result<void> check_lengths(job& task, const model_config& facts, std::uint32_t longest) {
   auto& limit = task.rollout.max_response_length;
   const bool given = limit != 0;
-  if (!given) limit = model_response_limit(task.models.front());
-  if (!given && facts.max_positions > longest)
-    limit = std::min(limit == 0 ? UINT32_MAX : limit, facts.max_positions - longest);
+  if (!given) limit = facts.max_new_tokens;
+  if (!given && facts.max_position_embeddings > longest)
+    limit = std::min(limit == 0 ? UINT32_MAX : limit, facts.max_position_embeddings - longest);
   const auto positions = std::uint64_t{longest} + limit;
   const auto pages = (positions + kv_page_tokens - 1) / kv_page_tokens;
   const auto capacity = task.kv.capacity_tokens / kv_page_tokens * kv_page_tokens;
   return first_failure({
-      unless(positions <= facts.max_positions,
+      unless(positions <= facts.max_position_embeddings,
              "--max-response-length {}: with the longest prompt of {} tokens it passes the model's "
              "{} positions; at most {}",
-             limit, longest, facts.max_positions,
-             facts.max_positions - std::min(longest, facts.max_positions)),
+             limit, longest, facts.max_position_embeddings,
+             facts.max_position_embeddings - std::min(longest, facts.max_position_embeddings)),
       unless(
           pages * kv_page_tokens <= capacity,
           "--kv-capacity-tokens {}: too small for one request of {} prompt + {} response tokens; "
@@ -187,8 +178,8 @@ result<void> check_lengths(job& task, const model_facts& facts, std::uint32_t lo
   });
 }
 
-result<void> check_prompts(job& task, const model_facts& facts) {
-  const auto prompts = load_prompts(task.prompts, facts.vocabulary);
+result<void> check_prompts(job& task, const model_config& facts) {
+  const auto prompts = load_prompts(task.prompts, facts.vocab_size);
   if (!prompts) return tl::make_unexpected(prompts.error());
   const auto needed = std::uint64_t{task.steps} * task.prompts_per_step;
   if (prompts->size() < needed)
@@ -229,17 +220,17 @@ result<void> check_sidecar(const job& task) {
   if (task.sidecar.model.empty()) return {};
   const auto facts = read_model(task.sidecar.model);
   if (!facts) return tl::make_unexpected(facts.error());
-  if (facts->experts != 0)
+  if (facts->num_experts != 0)
     return bad_input(fmt::format("--sidecar-model {}: works alone on each leased rank, so it must "
                                  "be dense (Qwen3ForCausalLM)",
                                  task.sidecar.model));
-  const auto queries = load_prompts(task.sidecar.queries, facts->vocabulary);
+  const auto queries = load_prompts(task.sidecar.queries, facts->vocab_size);
   if (!queries) return tl::make_unexpected(queries.error());
   for (const auto& query : *queries)
-    if (query.tokens.size() >= facts->max_positions)
-      return bad_input(
-          fmt::format("{}: query \"{}\" has {} tokens, the sidecar's model {} positions",
-                      task.sidecar.queries, query.id, query.tokens.size(), facts->max_positions));
+    if (query.tokens.size() >= facts->max_position_embeddings)
+      return bad_input(fmt::format(
+          "{}: query \"{}\" has {} tokens, the sidecar's model {} positions", task.sidecar.queries,
+          query.id, query.tokens.size(), facts->max_position_embeddings));
   return {};
 }
 
