@@ -1,0 +1,143 @@
+#include "planner/plan/roles.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+namespace adafloor {
+
+std::optional<int> next_group(const std::vector<planned_exit>& exits, int group, int needed,
+                              bool direct) {
+  std::optional<int> best;
+  for (const auto& exit : exits) {
+    if (exit.to >= group || exit.to < needed) continue;
+    if (!best || (direct ? exit.to < *best : exit.to > *best)) best = exit.to;
+  }
+  return best;
+}
+
+namespace {
+
+bool contains(const std::vector<rank_id>& list, rank_id rank) {
+  return std::find(list.begin(), list.end(), rank) != list.end();
+}
+
+} // namespace
+
+result<std::vector<rank_id>> survivors_for(const std::vector<rank_id>& unfinished,
+                                           const std::vector<rank_id>& members, int size) {
+  auto wanted = static_cast<std::size_t>(std::max(size, 0));
+  if (size < 1 || wanted > members.size())
+    return bad_input("survivors: a group of " + std::to_string(members.size())
+                     + " ranks cannot become " + std::to_string(size) + "; allowed: 1.."
+                     + std::to_string(members.size()));
+  if (unfinished.size() > wanted)
+    return bad_input("survivors: " + std::to_string(unfinished.size())
+                     + " ranks are unfinished, more than the " + std::to_string(size)
+                     + " that would stay; wait or migrate their requests");
+  for (auto rank : unfinished)
+    if (!contains(members, rank))
+      return bad_input("survivors: rank " + std::to_string(rank.value)
+                       + " is unfinished but no member of the group");
+  std::vector<rank_id> order = members, out = unfinished;
+  std::sort(order.begin(), order.end());
+  for (auto rank : order)
+    if (out.size() < wanted && !contains(unfinished, rank)) out.push_back(rank);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+result<std::vector<rank_id>> planned_survivors(const std::vector<rank_id>& members, int size) {
+  if (size < 1 || static_cast<std::size_t>(size) > members.size())
+    return bad_input("survivors: a group of " + std::to_string(members.size())
+                     + " ranks cannot become " + std::to_string(size));
+  std::vector<rank_id> order = members;
+  std::sort(order.begin(), order.end());
+  order.erase(order.begin(), order.end() - size);
+  return order;
+}
+
+double future_peak(const std::vector<const live_request*>& requests) {
+  std::vector<const live_request*> order = requests;
+  std::sort(order.begin(), order.end(), [](const live_request* a, const live_request* b) {
+    return a->final_tokens - a->tokens > b->final_tokens - b->tokens;
+  });
+  double held = 0, peak = 0;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    held += order[k]->tokens;
+    peak = std::max(
+        peak, held + static_cast<double>(k + 1) * (order[k]->final_tokens - order[k]->tokens));
+  }
+  return peak;
+}
+
+namespace {
+
+struct bin {
+  rank_id rank;
+  double tokens = 0, peak = 0;
+  std::vector<const live_request*> requests;
+};
+
+bool fits(const bin& b, double peak, const pack_limits& limits) {
+  return static_cast<int>(b.requests.size()) <= limits.max_num_seqs
+         && (limits.capacity_tokens <= 0 || peak <= limits.capacity_tokens);
+}
+
+} // namespace
+
+std::optional<packing> pack_live(const std::vector<live_request>& live,
+                                 const std::vector<rank_id>& members, int size,
+                                 const pack_limits& limits) {
+  auto wanted = static_cast<std::size_t>(std::max(size, 0));
+  if (size < 1 || wanted > members.size()
+      || live.size() > wanted * static_cast<std::size_t>(std::max(limits.max_num_seqs, 0)))
+    return std::nullopt;
+  std::vector<bin> bins;
+  for (auto rank : members)
+    bins.push_back({rank, 0, 0, {}});
+  std::sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) { return a.rank < b.rank; });
+  for (const auto& request : live) {
+    auto place = std::lower_bound(bins.begin(), bins.end(), request.rank,
+                                  [](const bin& b, rank_id r) { return b.rank < r; });
+    if (place == bins.end() || place->rank != request.rank) return std::nullopt;
+    place->requests.push_back(&request);
+    place->tokens += request.tokens;
+  }
+  std::stable_sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) {
+    return std::tuple(b.requests.size(), b.tokens) < std::tuple(a.requests.size(), a.tokens);
+  });
+  std::vector<const live_request*> movers;
+  for (std::size_t i = wanted; i < bins.size(); ++i)
+    movers.insert(movers.end(), bins[i].requests.begin(), bins[i].requests.end());
+  bins.resize(wanted);
+  packing out;
+  for (auto& b : bins) {
+    out.survivors.push_back(b.rank);
+    b.peak = future_peak(b.requests);
+    if (!fits(b, b.peak, limits)) return std::nullopt;
+  }
+  std::sort(movers.begin(), movers.end(), [](const live_request* a, const live_request* b) {
+    return std::tuple(-a->final_tokens, a->request) < std::tuple(-b->final_tokens, b->request);
+  });
+  for (const auto* mover : movers) {
+    bin* best = nullptr;
+    double best_peak = 0;
+    for (auto& b : bins) {
+      b.requests.push_back(mover);
+      double peak = future_peak(b.requests);
+      if (fits(b, peak, limits) && (best == nullptr || peak < best_peak)) {
+        best = &b;
+        best_peak = peak;
+      }
+      b.requests.pop_back();
+    }
+    if (best == nullptr) return std::nullopt;
+    best->requests.push_back(mover);
+    best->peak = best_peak;
+    out.moves.push_back({mover->request, mover->rank, best->rank});
+  }
+  std::sort(out.survivors.begin(), out.survivors.end());
+  return out;
+}
+
+} // namespace adafloor
