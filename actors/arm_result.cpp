@@ -1,0 +1,167 @@
+#include "actors/arm_result.hpp"
+
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace adafloor {
+namespace {
+
+constexpr rank_state columns[] = {rank_state::busy, rank_state::dummy, rank_state::leased,
+                                  rank_state::transition, rank_state::idle};
+
+class sha256 {
+public:
+  sha256() : context_(EVP_MD_CTX_new()) { EVP_DigestInit_ex(context_, EVP_sha256(), nullptr); }
+  sha256(const sha256&) = delete;
+  sha256& operator=(const sha256&) = delete;
+  ~sha256() { EVP_MD_CTX_free(context_); }
+  void add(const void* data, std::size_t size) { EVP_DigestUpdate(context_, data, size); }
+  /// Little-endian, so that the digest is the same on every machine.
+  void add(std::uint32_t word) {
+    unsigned char bytes[4];
+    for (int i = 0; i < 4; ++i)
+      bytes[i] = static_cast<unsigned char>(word >> 8 * i);
+    add(bytes, sizeof bytes);
+  }
+  std::string hex() {
+    unsigned char out[EVP_MAX_MD_SIZE];
+    unsigned size = 0;
+    EVP_DigestFinal_ex(context_, out, &size);
+    std::string text;
+    for (unsigned i = 0; i < size; ++i) {
+      constexpr char digits[] = "0123456789abcdef";
+      text += digits[out[i] >> 4];
+      text += digits[out[i] & 15];
+    }
+    return text;
+  }
+
+private:
+  EVP_MD_CTX* context_;
+};
+
+} // namespace
+
+void rank_ledger::add(const rank_ledger& other) {
+  rank_seconds += other.rank_seconds;
+  for (std::size_t i = 0; i < by_state.size(); ++i)
+    by_state[i] += other.by_state[i];
+}
+
+double rank_ledger::gap() const {
+  double sum = 0;
+  for (const auto s : columns)
+    sum += spent(s);
+  return rank_seconds > 0 ? std::abs(sum - rank_seconds) / rank_seconds : 0;
+}
+
+json rank_ledger::to_json() const {
+  json out{{"rank_seconds", rank_seconds}};
+  for (const auto s : columns)
+    out[name_of(s)] = spent(s);
+  return out;
+}
+
+result<rank_ledger> ledger_of(const std::map<rank_id, rollout_report>& reports,
+                              microseconds began_at, microseconds ended_at) {
+  rank_ledger ledger;
+  for (const auto& [rank, report] : reports) {
+    auto at = began_at;
+    for (const auto& i : report.intervals) {
+      if (i.begin != at || i.end < i.begin)
+        return fail(error_code::internal, "the time line of rank " + std::to_string(rank.value)
+                                              + " has a hole or an "
+                                                "overlap at "
+                                              + std::to_string((i.begin - began_at).count())
+                                              + " us");
+      ledger.by_state[static_cast<std::size_t>(i.state)] += seconds_of(i.end - i.begin);
+      at = i.end;
+    }
+    if (at != ended_at)
+      return fail(error_code::internal, "the time line of rank " + std::to_string(rank.value)
+                                            + " does not reach the end of the rollout");
+    ledger.rank_seconds += seconds_of(ended_at - began_at);
+  }
+  return ledger;
+}
+
+double quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const auto n = static_cast<double>(values.size());
+  const auto at = static_cast<std::size_t>(std::max(0.0, std::ceil(q * n) - 1));
+  return values[std::min(at, values.size() - 1)];
+}
+
+json transition_json(const transition_record& t) {
+  json members = json::array();
+  for (const auto r : t.members)
+    members.push_back(r.value);
+  return {{"epoch", t.epoch.value},
+          {"kind", name_of(t.kind)},
+          {"from", t.from},
+          {"to", t.to},
+          {"at_step", t.at_step},
+          {"pause_seconds", seconds_of(t.pause_max)},
+          {"bytes", t.bytes},
+          {"prepare_to_settled_seconds", seconds_of(t.settled_at - t.began_at)},
+          {"members", members}};
+}
+
+double arm_books::mean_reward() const {
+  return rewarded > 0 ? reward_sum / static_cast<double>(rewarded) : 0;
+}
+
+json arm_books::to_json(const std::vector<prompt>& prompts) const {
+  json moves = json::array();
+  for (const auto& t : transitions)
+    moves.push_back(transition_json(t));
+  std::vector<double> revokes;
+  std::uint64_t forced = 0;
+  for (const auto& l : leases) {
+    if (l.revoked_at.count() > 0) revokes.push_back(seconds_of(l.returned_at - l.revoked_at));
+    forced += l.forced ? 1 : 0;
+  }
+  return {{"arm", arm},
+          {"world_size", world_size},
+          {"floor", floor},
+          {"rollout_seconds", rollout_seconds},
+          {"generated_tokens", generated_tokens},
+          {"responses", responses},
+          {"truncated_by_guard", truncated_by_guard},
+          {"mean_reward", rewarded > 0 ? json(mean_reward()) : json(nullptr)},
+          {"ledger", ledger.to_json()},
+          {"transitions", moves},
+          {"migrations",
+           {{"count", 0}, {"bytes", 0}, {"blackout_steps_p50", 0}, {"blackout_steps_max", 0}}},
+          {"leases",
+           {{"granted", leases_granted},
+            {"returned", leases.size() - forced},
+            {"forced", forced},
+            {"revoke_seconds_p50", quantile(revokes, 0.5)},
+            {"revoke_seconds_max", quantile(revokes, 1)}}},
+          {"sidecar",
+           {{"completed", units_completed},
+            {"correct", units_correct},
+            {"duplicates", units_duplicate}}},
+          {"tokens_digest", tokens_digest(epochs, prompts)}};
+}
+
+std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
+                          const std::vector<prompt>& prompts) {
+  sha256 hash;
+  for (const auto& epoch : epochs)
+    for (const auto& [key, response] : epoch) {
+      const auto& id = prompts[key.first].id;
+      hash.add(id.data(), id.size());
+      hash.add(key.second);
+      for (const auto t : response.tokens)
+        hash.add(static_cast<std::uint32_t>(t));
+    }
+  return hash.hex();
+}
+
+} // namespace adafloor

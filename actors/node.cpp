@@ -1,0 +1,367 @@
+#include "actors/node.hpp"
+
+#include "actors/bootstrap.hpp"
+#include "actors/engine_loop.hpp"
+#include "actors/event_stream.hpp"
+#include "actors/roles.hpp"
+#include "actors/router.hpp"
+#include "actors/sidecar_worker.hpp"
+#include "actors/trainer.hpp"
+#include "actors/ucx_bulk.hpp"
+#include "actors/ucx_collective.hpp"
+#include "actors/ucx_link.hpp"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <future>
+#include <thread>
+
+namespace adafloor {
+namespace {
+
+constexpr int status_done = 0, status_failed = 1, status_bad_input = 2, status_lost_rank = 3;
+constexpr microseconds tick_every{50'000};
+constexpr microseconds expert_fetch_deadline{5'000'000};
+
+std::atomic<bool> interrupted{false};
+
+void on_terminate(int) {
+  interrupted = true;
+}
+
+int status_of(const error& e) {
+  switch (e.code) {
+  case error_code::bad_input:
+    return status_bad_input;
+  case error_code::peer_lost:
+    return status_lost_rank;
+  default:
+    return status_failed;
+  }
+}
+
+int report(std::uint32_t rank, const error& e) {
+  std::fprintf(stderr, "rank %u: %s\n", rank, e.text.c_str());
+  return status_of(e);
+}
+
+/// Ends the process when the launcher is gone, however it went.
+void watch_launcher(int fd) {
+  std::thread([fd] {
+    pollfd p{fd, POLLIN, 0};
+    while (poll(&p, 1, -1) < 0 && errno == EINTR) {
+    }
+    char byte = 0;
+    if (read(fd, &byte, 1) <= 0) _exit(status_failed);
+  }).detach();
+}
+
+/// Everything of one rank process, in order of construction; torn down in reverse.
+class node {
+public:
+  explicit node(const node_options& o)
+    : options_(o), task_(o.task), self_(o.rank), incarnation_(random_incarnation()),
+      router_(self_, incarnation_) {}
+  ~node();
+
+  result<void> start();
+  result<void> run();
+
+private:
+  result<void> open_transport();
+  result<void> join_world();
+  result<void> start_engine();
+  void spawn_machines();
+  void spawn_planner_machines();
+  void serve_experts();
+  result<void> run_trainer();
+
+  microseconds milliseconds(std::uint32_t ms) const {
+    return microseconds{std::int64_t{ms} * 1000};
+  }
+
+  const node_options& options_;
+  const job& task_;
+  rank_id self_;
+  incarnation_id incarnation_;
+  router router_;
+  std::unique_ptr<ucx_link> link_;
+  std::unique_ptr<ucx_bulk> bulk_;
+  std::unique_ptr<ucx_collective> fabric_;
+  caf::actor_system_config actor_config_;
+  std::unique_ptr<caf::actor_system> actors_;
+  std::vector<role_actor> spawned_;
+  std::atomic<engine_loop*> serving_{nullptr};
+  std::unique_ptr<engine_loop> engine_;
+  std::unique_ptr<sidecar_worker> worker_;
+  std::optional<event_stream> events_;
+  std::unique_ptr<trainer> trainer_;
+  std::promise<std::string> ended_; ///< the reason of the planner's stop
+  std::atomic<bool> end_seen_{false};
+};
+
+result<void> node::start() {
+  if (auto r = open_transport(); !r) return r;
+  if (auto r = join_world(); !r) return r;
+  if (auto r = start_engine(); !r) return r;
+  if (self_ == rank_id(0)) {
+    auto events = event_stream::open(task_.out_dir + "/events.jsonl", options_.events_fd,
+                                     std::chrono::duration_cast<microseconds>(
+                                         std::chrono::steady_clock::now().time_since_epoch()));
+    if (!events) return tl::unexpected(events.error());
+    events_.emplace(std::move(*events));
+    auto t = trainer::make(task_, *events_,
+                           {[this](envelope e) { router_.post(std::move(e)); },
+                            engine_->facts().vocabulary, &interrupted});
+    if (!t) return tl::unexpected(t.error());
+    trainer_ = std::move(*t);
+  }
+  spawn_machines();
+  return {};
+}
+
+result<void> node::open_transport() {
+  ucx_options ucx;
+  if (task_.transport.tls != "auto") ucx.tls = task_.transport.tls;
+  ucx_link::options link;
+  link.self = self_;
+  link.incarnation = incarnation_;
+  link.world_size = task_.world_size;
+  link.ucx = ucx;
+  auto l = ucx_link::open(link);
+  if (!l) return tl::unexpected(l.error());
+  link_ = std::move(*l);
+  link_->on_frame([this](rank_id from, std::string_view f) { return router_.receive(from, f); });
+  link_->on_space([this](rank_id to) { router_.space(to); });
+  router_.attach_link(link_.get());
+
+  ucx_bulk::options bulk;
+  bulk.self = self_;
+  bulk.incarnation = incarnation_;
+  bulk.world_size = task_.world_size;
+  bulk.ucx = ucx;
+  auto b = ucx_bulk::open(bulk);
+  if (!b) return tl::unexpected(b.error());
+  bulk_ = std::move(*b);
+  serve_experts();
+
+  ucx_collective::options collective;
+  collective.self = self_;
+  collective.incarnation = incarnation_;
+  collective.world_size = task_.world_size;
+  collective.ucx = ucx;
+  collective.deadline = milliseconds(task_.runtime.exchange_ms);
+  auto c = ucx_collective::open(collective);
+  if (!c) return tl::unexpected(c.error());
+  fabric_ = std::move(*c);
+  return {};
+}
+
+/// Answers "expert/<number>" with the expert's blob.
+void node::serve_experts() {
+  bulk_->on_request([this](rank_id, const std::string& key) -> result<shared_bytes> {
+    constexpr std::string_view prefix = "expert/";
+    auto* engine = serving_.load();
+    if (!engine) return fail(error_code::busy, "the engine is not up yet");
+    if (key.compare(0, prefix.size(), prefix) != 0) return bad_input("unknown key '" + key + "'");
+    auto blob = engine->export_expert(
+        static_cast<std::uint32_t>(std::strtoul(key.c_str() + prefix.size(), nullptr, 10)));
+    if (!blob) return tl::unexpected(blob.error());
+    auto owner = std::make_shared<byte_string>(std::move(*blob));
+    const bytes_view bytes{owner->data(), owner->size()};
+    return shared_bytes{std::move(owner), bytes};
+  });
+}
+
+result<void> node::join_world() {
+  bootstrap_options o;
+  o.world_size = task_.world_size;
+  o.listen_fd = options_.listen_fd;
+  if (!options_.master.empty()) {
+    const auto colon = options_.master.rfind(':');
+    o.master_host = options_.master.substr(0, colon);
+    o.master_port =
+        static_cast<std::uint16_t>(std::strtoul(options_.master.c_str() + colon + 1, nullptr, 10));
+  }
+  o.token = options_.token;
+  o.job_digest = hmac_sha256("job", to_json_text(task_));
+  o.timeout = milliseconds(task_.runtime.start_ms);
+  char host[256] = "";
+  gethostname(host, sizeof host - 1);
+  const auto table = bootstrap(o, {self_, incarnation_, link_->address(), bulk_->address(),
+                                   fabric_->address(), host, static_cast<std::uint32_t>(getpid())});
+  if (!table) return tl::unexpected(table.error());
+  for (const auto& peer : *table) {
+    if (peer.rank == self_) continue;
+    if (auto r = link_->connect(peer.rank, peer.control_address, peer.incarnation); !r) return r;
+    if (auto r = bulk_->connect(peer.rank, peer.bulk_address, peer.incarnation); !r) return r;
+    if (auto r = fabric_->connect(peer.rank, peer.collective_address, peer.incarnation); !r)
+      return r;
+  }
+  return {};
+}
+
+result<void> node::start_engine() {
+  engine_options o;
+  o.self = self_;
+  o.world_size = task_.world_size;
+  o.weights_version = weights_id(1);
+  o.kv_pages = static_cast<std::uint32_t>(task_.kv.capacity_tokens / kv_page_tokens);
+  o.max_num_seqs = task_.rollout.max_num_seqs;
+  o.prefill_budget = task_.rollout.prefill_tokens;
+  engine_surroundings around;
+  around.fabric = fabric_.get();
+  around.post = [this](envelope e) { router_.post(std::move(e)); };
+  around.weights_changed = [this](weights_id v) { fabric_->set_weights_version(v); };
+  around.fetch_expert = [this](rank_id from, std::uint32_t expert, auto done) {
+    auto answer = [done](result<pooled_buffer> b) {
+      if (b)
+        done(bytes_view{b->data(), b->size()});
+      else
+        done(tl::unexpected(b.error()));
+    };
+    if (auto r =
+            bulk_->fetch(from, "expert/" + std::to_string(expert), expert_fetch_deadline, answer);
+        !r)
+      done(tl::unexpected(r.error()));
+  };
+  fabric_->set_weights_version(o.weights_version);
+  auto loop = engine_loop::start(task_.models.front(), o, std::move(around));
+  if (!loop) return tl::unexpected(loop.error());
+  engine_ = std::move(*loop);
+  serving_ = engine_.get();
+  return {};
+}
+
+void node::spawn_machines() {
+  actor_config_.add_message_types<caf::id_block::adafloor>();
+  actor_config_.set("scheduler.policy", caf::atom("sharing"));
+  actor_config_.set("scheduler.max-threads", 1);
+  actors_ = std::make_unique<caf::actor_system>(actor_config_);
+  const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
+  const fence stamp{term_id(1), epoch_id(1), weights_id(1)};
+
+  router_.attach(role_kind::engine, [this](const envelope& e) {
+    if (const auto* end = std::get_if<stop>(&e.body); end && !end_seen_.exchange(true))
+      ended_.set_value(end->reason);
+    engine_->push(e);
+  });
+  if (!task_.sidecar.model.empty())
+    worker_ = std::make_unique<sidecar_worker>(sidecar_worker::options{self_, task_.sidecar.model},
+                                               [this](envelope e) { router_.post(std::move(e)); });
+  router_.attach(role_kind::worker, [this](const envelope& e) {
+    if (worker_) worker_->push(e);
+  });
+
+  rank_config rank;
+  rank.self = self_;
+  rank.world_size = task_.world_size;
+  rank.incarnation = incarnation_;
+  rank.heartbeat = milliseconds(task_.runtime.heartbeat_ms);
+  rank.planner_silence_max = milliseconds(task_.runtime.failure_ms);
+  auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
+    spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
+    router_.attach(role, spawned_.back());
+  };
+  sidecar_config sidecar;
+  sidecar.self = self_;
+  spawn(role_kind::sidecar, std::make_shared<boxed<sidecar_role>>(sidecar_machine(sidecar, stamp)));
+  if (self_ == rank_id(0)) spawn_planner_machines();
+  spawn(role_kind::rank, std::make_shared<boxed<rank_role>>(rank_machine(rank, stamp, now)));
+}
+
+void node::spawn_planner_machines() {
+  const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
+  const fence stamp{term_id(1), epoch_id(1), weights_id(1)};
+  auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
+    spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
+    router_.attach(role, spawned_.back());
+  };
+  membership_config membership;
+  membership.self = self_;
+  membership.world_size = task_.world_size;
+  membership.silence_max = milliseconds(task_.runtime.failure_ms);
+  broker_config broker;
+  broker.self = self_;
+  broker.grace = microseconds(static_cast<std::int64_t>(task_.sidecar.grace_seconds * 1e6));
+  broker.window_min =
+      microseconds(static_cast<std::int64_t>(task_.sidecar.min_window_seconds * 1e6));
+  planner_config planner;
+  planner.self = self_;
+  planner.world_size = task_.world_size;
+  planner.experts = engine_->facts().experts;
+  planner.transition.prepare_max = milliseconds(task_.runtime.deadline_ms);
+  for (const auto role : {role_kind::trainer, role_kind::recorder})
+    router_.attach(role, [this](const envelope& e) { trainer_->push(e); });
+  spawn(role_kind::planner,
+        std::make_shared<boxed<planner_role>>(planner_machine(planner, stamp, now)));
+  spawn(role_kind::broker,
+        std::make_shared<boxed<broker_role>>(broker_machine(broker, stamp.term)));
+  spawn(role_kind::membership,
+        std::make_shared<boxed<membership_role>>(membership_machine(membership, stamp.term, now)));
+}
+
+result<void> node::run() {
+  if (trainer_) return run_trainer();
+  auto ended = ended_.get_future();
+  constexpr auto poll_every = std::chrono::milliseconds(200);
+  constexpr int patience_polls = 20; ///< SIGTERM reaches rank 0, too; it stops everybody
+  for (int polls_left = patience_polls; polls_left > 0;) {
+    if (ended.wait_for(poll_every) == std::future_status::ready) {
+      link_->flush(microseconds{1'000'000});
+      return {};
+    }
+    if (interrupted) --polls_left;
+  }
+  return fail(error_code::aborted, "interrupted, and rank 0 did not say stop");
+}
+
+result<void> node::run_trainer() {
+  auto done = trainer_->run();
+  if (!done) {
+    const char* code = done.error().code == error_code::peer_lost ? "peer_lost"
+                       : done.error().code == error_code::aborted ? "aborted"
+                                                                  : "failed";
+    events_->emit("error", {{"code", code}, {"text", done.error().text}});
+  }
+  trainer_->stop_world(done ? "the job is done" : done.error().text);
+  link_->flush(microseconds{500'000});
+  return done;
+}
+
+node::~node() {
+  serving_ = nullptr;
+  if (bulk_) bulk_->close();
+  if (fabric_) fabric_->abort_up_to(epoch_id(std::numeric_limits<std::uint64_t>::max()));
+  for (auto& a : spawned_)
+    caf::anon_send_exit(a, caf::exit_reason::kill);
+  spawned_.clear();
+  router_.detach_all();
+  actors_.reset();
+  worker_.reset();
+  engine_.reset();
+  if (link_) link_->close();
+}
+
+} // namespace
+
+int run_node(const node_options& options) {
+  prctl(PR_SET_NAME, ("adafloor-" + std::to_string(options.rank)).c_str());
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGTERM, on_terminate);
+  std::signal(SIGINT, on_terminate);
+  if (options.liveness_fd >= 0) watch_launcher(options.liveness_fd);
+  try {
+    node n(options);
+    if (auto r = n.start(); !r) return report(options.rank, r.error());
+    if (auto r = n.run(); !r) return report(options.rank, r.error());
+    return status_done;
+  } catch (const std::exception& e) {
+    return report(options.rank, {error_code::internal, e.what()});
+  }
+}
+
+} // namespace adafloor

@@ -1,0 +1,77 @@
+#include "actors/recorder.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace adafloor {
+namespace {
+
+tl::unexpected<error> io_failure(const std::string& what, const std::string& path) {
+  return fail(error_code::io, what + " " + path + ": " + std::strerror(errno)
+                                  + "; free space or choose another --out folder");
+}
+
+} // namespace
+
+result<durable_file> durable_file::open(const std::string& path) {
+  durable_file f;
+  f.path_ = path;
+  f.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (f.fd_ < 0) return io_failure("cannot open", path);
+  char chunk[65536];
+  ssize_t got = 0;
+  while ((got = ::read(f.fd_, chunk, sizeof chunk)) > 0)
+    f.earlier_.append(chunk, static_cast<std::size_t>(got));
+  if (got < 0) return io_failure("cannot read", path);
+  const auto end = f.earlier_.rfind('\n');
+  f.earlier_.resize(end == std::string::npos ? 0 : end + 1);
+  f.size_ = static_cast<long long>(f.earlier_.size());
+  if (::ftruncate(f.fd_, f.size_) != 0) return io_failure("cannot cut the torn last line of", path);
+  if (::lseek(f.fd_, f.size_, SEEK_SET) < 0) return io_failure("cannot seek in", path);
+  return f;
+}
+
+durable_file::durable_file(durable_file&& other) noexcept {
+  *this = std::move(other);
+}
+
+durable_file& durable_file::operator=(durable_file&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(earlier_, other.earlier_);
+  std::swap(fd_, other.fd_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+durable_file::~durable_file() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+result<void> durable_file::append(std::string_view line) {
+  std::string text(line);
+  text += '\n';
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const auto n = ::write(fd_, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      auto failure = io_failure("cannot write", path_);
+      if (::ftruncate(fd_, size_) == 0) ::lseek(fd_, size_, SEEK_SET);
+      return failure;
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  size_ += static_cast<long long>(text.size());
+  return {};
+}
+
+result<void> durable_file::sync() {
+  if (::fdatasync(fd_) != 0) return io_failure("cannot sync", path_);
+  return {};
+}
+
+} // namespace adafloor

@@ -1,0 +1,265 @@
+#include "actors/trainer.hpp"
+
+#include <algorithm>
+
+namespace adafloor {
+namespace {
+
+microseconds now() {
+  return std::chrono::duration_cast<microseconds>(
+      std::chrono::steady_clock::now().time_since_epoch());
+}
+
+constexpr microseconds progress_every{250'000};
+constexpr microseconds poll_every{100'000}; ///< for interruption while no message comes
+constexpr std::size_t queue_part = 256;     ///< units in one queue_work
+
+} // namespace
+
+trainer::trainer(const job& task, event_stream& events, surroundings around)
+  : task_(task), events_(events), around_(std::move(around)) {}
+
+result<std::unique_ptr<trainer>> trainer::make(const job& task, event_stream& events,
+                                               surroundings around) {
+  std::unique_ptr<trainer> t(new trainer(task, events, std::move(around)));
+  if (auto r = t->load(); !r) return tl::unexpected(r.error());
+  return t;
+}
+
+void trainer::push(const envelope& e) {
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(e);
+  }
+  wake_.notify_one();
+}
+
+template <class M>
+void trainer::tell(role_kind from, role_kind to, M message) {
+  envelope e;
+  e.from = {rank_id(0), from};
+  e.to = {rank_id(0), to};
+  e.body = std::move(message);
+  around_.post(std::move(e));
+}
+
+result<void> trainer::run() {
+  queue_sidecar_work();
+  for (const auto& arm : task_.arms)
+    if (auto r = run_arm(arm); !r) return r;
+  events_.emit("done", {});
+  return {};
+}
+
+void trainer::queue_sidecar_work() {
+  queue_work part;
+  for (std::size_t i = 0; i < queries_.size(); ++i) {
+    if (units_kept_.count(i) == 0)
+      part.units.push_back(
+          {i, queries_[i].tokens,
+           static_cast<std::uint32_t>(std::max<std::size_t>(queries_[i].answer.size() + 1, 8))});
+    if (part.units.size() == queue_part || (i + 1 == queries_.size() && !part.units.empty()))
+      tell(role_kind::trainer, role_kind::broker, std::exchange(part, {}));
+  }
+}
+
+result<void> trainer::run_arm(const std::string& arm) {
+  books_ = {};
+  books_.arm = arm;
+  books_.world_size = task_.world_size;
+  books_.floor = arm == "vanilla" ? task_.world_size : task_.ep.floor;
+  events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(now())}});
+  const auto history_before = history_;
+  for (const auto& model : task_.models) {
+    if (auto r = load_policy(model); !r) return r;
+    const auto plan = plan_rollouts(task_, arm, prompts_, history_);
+    if (!plan) return tl::unexpected(plan.error());
+    books_.epochs.emplace_back();
+    for (std::uint32_t s = 0; s < plan->size(); ++s)
+      if (auto r = run_step(arm, (*plan)[s], s); !r) return r;
+    learn_lengths(books_.epochs.back());
+  }
+  history_ = history_before; // Each arm starts from what was known before the run.
+  const auto duplicates = count_duplicates();
+  if (!duplicates) return tl::unexpected(duplicates.error());
+  books_.units_duplicate = *duplicates;
+  events_.emit("arm_end", {{"result", books_.to_json(prompts_)}});
+  return {};
+}
+
+/// The ranks start with the first model; another folder is a policy update.
+result<void> trainer::load_policy(const std::string& dir) {
+  if (policy_dir_.empty()) policy_dir_ = task_.models.front();
+  if (dir == policy_dir_) return {};
+  updated_.reset();
+  refused_.reset();
+  const weights_id version(++policies_ + 1);
+  tell(role_kind::trainer, role_kind::planner, update_weights{version, dir});
+  auto r = pump_until([&] { return updated_ || refused_; }, microseconds{660'000'000});
+  if (!r) return r;
+  if (refused_)
+    return fail(error_code::refused, "policy " + dir + " was not loaded: " + refused_->text);
+  policy_dir_ = dir;
+  return {};
+}
+
+begin_rollout trainer::make_rollout(const rollout_step& plan) {
+  begin_rollout out;
+  out.rollout = step_->rollout;
+  out.exits = plan.exits;
+  out.predicted_tail = plan.predicted_tail;
+  const auto& how = task_.rollout;
+  step_->cap = plan.response_cap > 0 ? std::min(plan.response_cap, how.max_response_length)
+                                     : how.max_response_length;
+  for (const auto& p : plan.prompts)
+    for (std::uint32_t sample = 0; sample < task_.n; ++sample) {
+      rollout_request r;
+      r.id = request_id(out.requests.size());
+      r.random_key = sample_key(how.seed, prompts_[p.prompt].id, sample);
+      r.prompt = prompts_[p.prompt].tokens;
+      r.max_tokens = step_->cap;
+      r.how = {how.temperature, how.top_p, how.top_k};
+      out.requests.push_back(std::move(r));
+      out.homes.push_back(p.home);
+      step_->keys.emplace_back(p.prompt, sample);
+    }
+  return out;
+}
+
+result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
+                               std::uint32_t number) {
+  step_.emplace();
+  step_->rollout = rollout_id(++rollouts_);
+  step_->number = number;
+  auto order = make_rollout(plan);
+  json exits = json::array();
+  for (const auto& x : plan.exits)
+    exits.push_back({{"at", x.at}, {"to", x.to}});
+  events_.emit("step_begin", {{"arm", arm},
+                              {"step", number},
+                              {"prompts", plan.prompts.size()},
+                              {"responses", order.requests.size()},
+                              {"floor", plan.floor},
+                              {"exits", exits},
+                              {"tail", plan.predicted_tail}});
+  tell(role_kind::trainer, role_kind::planner, std::move(order));
+  const auto done = [&] { return step_->done || step_->failed; };
+  if (auto r = pump_until(done, microseconds::max()); !r) return r;
+  if (step_->failed)
+    return fail(step_->failed->peer_lost ? error_code::peer_lost : error_code::internal,
+                step_->failed->text);
+  return close_step(plan);
+}
+
+result<void> trainer::close_step(const rollout_step& plan) {
+  const auto& done = *step_->done;
+  if (auto r = responses_file_->sync(); !r) return r;
+  if (sidecar_file_)
+    if (auto r = sidecar_file_->sync(); !r) return r;
+  auto ledger = ledger_of(step_->reports, done.began_at, done.ended_at);
+  if (!ledger) return tl::unexpected(ledger.error());
+  double reward = 0;
+  std::uint64_t rewarded = 0;
+  for (const auto& [key, r] : step_->kept) {
+    if (prompts_[key.first].answer.empty()) continue;
+    ++rewarded;
+    reward += reward_of(key, r);
+  }
+  const auto seconds = seconds_of(done.ended_at - done.began_at);
+  for (const auto& t : done.transitions) {
+    json fields{{"arm", books_.arm}, {"step", step_->number}};
+    fields.update(transition_json(t));
+    events_.emit("transition", std::move(fields));
+    books_.transitions.push_back(t);
+  }
+  for (const auto& [rank, report] : step_->reports)
+    for (const auto& i : report.intervals)
+      events_.emit("interval", {{"arm", books_.arm},
+                                {"step", step_->number},
+                                {"rank", rank.value},
+                                {"state", name_of(i.state)},
+                                {"begin", events_.seconds(i.begin)},
+                                {"end", events_.seconds(i.end)}});
+  events_.emit("step_end",
+               {{"arm", books_.arm},
+                {"step", step_->number},
+                {"rollout_seconds", seconds},
+                {"generated_tokens", step_->tokens},
+                {"responses", step_->kept.size()},
+                {"mean_reward", rewarded > 0 ? json(reward / double(rewarded)) : json()},
+                {"aborted_transitions", done.aborted_transitions},
+                {"ledger", ledger->to_json()}});
+  books_.rollout_seconds += seconds;
+  books_.generated_tokens += step_->tokens;
+  books_.responses += step_->kept.size();
+  books_.rewarded += rewarded;
+  books_.reward_sum += reward;
+  books_.ledger.add(*ledger);
+  for (const auto& [key, r] : step_->kept)
+    if (plan.response_cap > 0 && step_->cap < task_.rollout.max_response_length
+        && r.stop == finish_reason::length)
+      ++books_.truncated_by_guard;
+  books_.epochs.back().merge(step_->kept);
+  step_.reset();
+  constexpr double gap_max = 0.001;
+  if (books_.ledger.gap() > gap_max)
+    return fail(error_code::internal, "the ledger of arm " + books_.arm + " does not close");
+  return {};
+}
+
+double trainer::reward_of(const response_key& key, const kept_response& r) const {
+  return r.tokens == prompts_[key.first].answer ? 1 : 0;
+}
+
+/// What an epoch produced is history for the next one.
+void trainer::learn_lengths(const std::map<response_key, kept_response>& responses) {
+  const auto epoch = history_.epoch_index("run-" + std::to_string(history_.epochs.size() + 1));
+  for (const auto& [key, r] : responses) {
+    length_row row;
+    row.epoch = epoch;
+    row.prompt = history_.prompt_index(prompts_[key.first].id);
+    row.position = static_cast<std::int32_t>(key.first);
+    row.sample = static_cast<std::int32_t>(key.second);
+    row.prompt_tokens = static_cast<std::int32_t>(prompts_[key.first].tokens.size());
+    row.response_tokens = static_cast<std::int32_t>(r.tokens.size());
+    row.truncated = r.stop == finish_reason::length;
+    history_.rows.push_back(row);
+  }
+}
+
+result<void> trainer::pump_until(const std::function<bool()>& ready, microseconds deadline) {
+  const auto began = now();
+  while (!ready()) {
+    std::deque<envelope> taken;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, poll_every, [&] { return !queue_.empty(); });
+      taken.swap(queue_);
+    }
+    for (const auto& e : taken)
+      handle(e);
+    if (disk_error_) return tl::unexpected(*disk_error_);
+    if (around_.interrupted->load() && !world_stopped_)
+      return fail(error_code::aborted, "interrupted; what was finished is kept");
+    if (now() - began > deadline) return fail(error_code::timed_out, "no answer from the planner");
+  }
+  return {};
+}
+
+void trainer::stop_world(const std::string& reason) {
+  tell(role_kind::trainer, role_kind::planner, stop{reason});
+  const auto began = now();
+  constexpr microseconds patience{5'000'000};
+  while (!world_stopped_ && now() - began < patience) {
+    std::deque<envelope> taken;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, poll_every, [&] { return !queue_.empty(); });
+      taken.swap(queue_);
+    }
+    for (const auto& e : taken)
+      handle(e);
+  }
+}
+
+} // namespace adafloor
