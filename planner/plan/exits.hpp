@@ -1,0 +1,56 @@
+#pragma once
+// Whether to shrink now, to which size, and who moves: called by the simulator and by the runtime.
+#include "planner/plan/plan.hpp"
+
+namespace adafloor {
+
+/// A request as the decision sees it: where it is and what it has generated.
+struct exit_request {
+  std::uint64_t request = 0;
+  std::size_t prompt = 0; ///< index into the workload
+  rank_id rank;
+  double tokens = 0;      ///< response tokens so far
+  double held_prompt = 0; ///< prompt tokens that count against the pool
+};
+
+struct exit_view {
+  std::vector<rank_id> members;   ///< of the present group, ascending
+  std::vector<exit_request> live; ///< every unfinished request of the step, waiting ones included
+  double step = 0;                ///< decode steps so far
+};
+
+struct exit_choice {
+  int to = 0;
+  std::vector<rank_id> survivors; ///< ascending
+  std::vector<request_move> moves;
+};
+
+/// What a decider remembers between calls within one step, so that it need not try again after
+/// every completion what cannot have changed.
+struct exit_memory {
+  int refused_group = 0; ///< group in which packing was last refused
+  int refused_live = 0;  ///< live requests then
+};
+
+/// True if calling decide_exit can be of use: `live` unfinished requests on `active` ranks of a
+/// group of `group`. Cheap.
+bool may_exit(const step_plan& plan, const plan_options& options, int group, int active, int live,
+              const exit_memory& memory);
+
+/// The exit to take now, or nothing. Deterministic; uses only what a runtime knows. Policies
+/// without exits never leave; natural residency leaves as soon as the unfinished ranks fit the next
+/// planned size; planned residency when its donors are done; migration moves what blocks (up to
+/// `stragglers_max` requests, or any number with consolidate). `adaptive` leaves only if the exit
+/// is expected to pay over the resampled futures.
+std::optional<exit_choice> decide_exit(const step_plan& plan, const plan_options& options,
+                                       const std::vector<predicted_prompt>& predicted,
+                                       const exit_view& view, exit_memory& memory);
+
+/// Predicted final response tokens of each live request of the view: the k live requests of a
+/// prompt take the k longest lengths of its history times the KV margin, at least one more token
+/// than they have, at most the limit.
+std::vector<double> predicted_finals(const plan_options& options,
+                                     const std::vector<predicted_prompt>& predicted,
+                                     const std::vector<exit_request>& live, std::int32_t cap);
+
+} // namespace adafloor
