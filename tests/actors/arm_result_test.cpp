@@ -1,0 +1,73 @@
+#define BOOST_TEST_MODULE arm_result
+#include "actors/arm_result.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+using namespace adafloor;
+
+namespace {
+microseconds us(int n) {
+  return microseconds{n};
+}
+rollout_report report_of(std::vector<interval> intervals) {
+  rollout_report r;
+  r.intervals = std::move(intervals);
+  return r;
+}
+const std::vector<prompt> prompts{{"a", {1}, {}}, {"b", {2}, {}}};
+} // namespace
+
+BOOST_AUTO_TEST_CASE(a_ledger_adds_up_what_every_rank_did) {
+  const auto ledger = ledger_of(
+      {{rank_id(0),
+        report_of({{rank_state::busy, us(0), us(6)}, {rank_state::idle, us(6), us(10)}})},
+       {rank_id(1),
+        report_of({{rank_state::dummy, us(0), us(3)}, {rank_state::leased, us(3), us(10)}})}},
+      us(0), us(10));
+  BOOST_REQUIRE(ledger.has_value());
+  BOOST_TEST(ledger->rank_seconds == 20e-6, boost::test_tools::tolerance(1e-12));
+  BOOST_TEST(ledger->spent(rank_state::leased) == 7e-6, boost::test_tools::tolerance(1e-12));
+  BOOST_TEST(ledger->gap() < 1e-9);
+}
+
+BOOST_AUTO_TEST_CASE(a_hole_an_overlap_and_a_short_time_line_are_found) {
+  const auto check = [](std::vector<interval> intervals) {
+    const auto r = ledger_of({{rank_id(5), report_of(std::move(intervals))}}, us(0), us(10));
+    BOOST_REQUIRE(!r.has_value());
+    BOOST_TEST(r.error().text.find("rank 5") != std::string::npos);
+  };
+  check({{rank_state::busy, us(0), us(4)}, {rank_state::busy, us(5), us(10)}});
+  check({{rank_state::busy, us(0), us(6)}, {rank_state::busy, us(5), us(10)}});
+  check({{rank_state::busy, us(0), us(9)}});
+  check({{rank_state::busy, us(1), us(10)}});
+}
+
+BOOST_AUTO_TEST_CASE(the_digest_sees_every_token_sample_and_prompt) {
+  std::map<response_key, kept_response> base{{{0, 0}, {{1, 2}, {}, finish_reason::eos}},
+                                             {{1, 0}, {{3}, {}, finish_reason::eos}}};
+  const auto digest = tokens_digest({base}, prompts);
+  BOOST_TEST(digest.size() == 64u);
+  BOOST_TEST(tokens_digest({base}, prompts) == digest);
+  auto other = base;
+  other[{0, 0}].tokens[1] = 7;
+  BOOST_TEST(tokens_digest({other}, prompts) != digest);
+  other = base;
+  other[{0, 1}] = other[{1, 0}];
+  other.erase({1, 0});
+  BOOST_TEST(tokens_digest({other}, prompts) != digest);
+  BOOST_TEST(tokens_digest({base, base}, prompts) != digest);
+}
+
+BOOST_AUTO_TEST_CASE(the_digest_is_sha256_over_id_sample_and_tokens) {
+  // printf 'a\0\0\0\0\1\0\0\0\2\0\0\0' | sha256sum
+  const std::map<response_key, kept_response> one{{{0, 0}, {{1, 2}, {}, finish_reason::eos}}};
+  BOOST_TEST(tokens_digest({one}, prompts)
+             == "6c3823f8ebe63a7f3fa6a2115d49a4c107e3e903f5869a464e8c73113746a7fa");
+}
+
+BOOST_AUTO_TEST_CASE(quantiles_are_values_that_occurred) {
+  BOOST_TEST(quantile({}, 0.5) == 0);
+  BOOST_TEST(quantile({3, 1, 2}, 0.5) == 2);
+  BOOST_TEST(quantile({3, 1, 2}, 1) == 3);
+  BOOST_TEST(quantile({3, 1, 2}, 0) == 1);
+}

@@ -1,0 +1,91 @@
+#define BOOST_TEST_MODULE rollout_plan
+#include "actors/rollout_plan.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+#include <set>
+
+using namespace adafloor;
+
+namespace {
+
+job small_job() {
+  job t;
+  t.world_size = 4;
+  t.steps = 2;
+  t.n = 2;
+  t.prompts_per_step = 8;
+  t.ep.floor = 2;
+  t.ep.group_sizes = {4, 2};
+  t.history = "h.csv";
+  return t;
+}
+std::vector<prompt> some_prompts(std::size_t n) {
+  std::vector<prompt> out;
+  for (std::size_t i = 0; i < n; ++i)
+    out.push_back({"p" + std::to_string(i), {1, 2}, {}});
+  return out;
+}
+/// Prompt i had responses of about 40 * (i * 7 % 16 + 1) tokens.
+length_history some_history() {
+  std::string csv = "epoch,prompt_id,sample,response_tokens\n";
+  for (int i = 0; i < 16; ++i)
+    for (int s = 0; s < 2; ++s)
+      csv += "1,p" + std::to_string(i) + "," + std::to_string(s) + ","
+             + std::to_string(40 * (i * 7 % 16 + 1) + s) + "\n";
+  return *parse_history(csv, "h.csv");
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(vanilla_keeps_the_order_and_never_contracts) {
+  const auto steps = plan_rollouts(small_job(), "vanilla", some_prompts(16), some_history());
+  BOOST_REQUIRE(steps.has_value());
+  BOOST_REQUIRE_EQUAL(steps->size(), 2u);
+  std::size_t next = 0;
+  for (const auto& s : *steps) {
+    BOOST_TEST(s.exits.empty());
+    for (const auto& p : s.prompts)
+      BOOST_TEST(p.prompt == next++);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(natural_uses_the_same_prompts_each_once_and_shrinks_to_the_floor) {
+  const auto steps = plan_rollouts(small_job(), "natural", some_prompts(16), some_history());
+  BOOST_REQUIRE(steps.has_value());
+  std::set<std::size_t> seen;
+  bool contracts = false;
+  for (const auto& s : *steps) {
+    for (const auto& p : s.prompts)
+      BOOST_TEST(seen.insert(p.prompt).second);
+    if (s.exits.empty()) continue;
+    contracts = true;
+    BOOST_TEST(s.exits.back().to == 2u);
+    BOOST_TEST(s.exits.back().at < s.predicted_tail);
+  }
+  BOOST_TEST(seen.size() == 16u);
+  BOOST_TEST(contracts);
+}
+
+BOOST_AUTO_TEST_CASE(too_few_prompts_and_unknown_epochs_and_arms_are_named) {
+  auto r = plan_rollouts(small_job(), "natural", some_prompts(15), some_history());
+  BOOST_REQUIRE(!r.has_value());
+  BOOST_TEST(r.error().text.find("15 prompts") != std::string::npos);
+  auto task = small_job();
+  task.history_epochs = {"9"};
+  r = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  BOOST_REQUIRE(!r.has_value());
+  BOOST_TEST(r.error().text.find("h.csv") != std::string::npos);
+  r = plan_rollouts(small_job(), "wild", some_prompts(16), some_history());
+  BOOST_REQUIRE(!r.has_value());
+  BOOST_TEST(r.error().text.find("'wild'") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(sample_keys_differ_by_seed_prompt_and_sample) {
+  std::set<std::uint64_t> keys;
+  for (std::uint64_t seed = 0; seed < 4; ++seed)
+    for (int p = 0; p < 50; ++p)
+      for (std::uint32_t s = 0; s < 16; ++s)
+        keys.insert(sample_key(seed, "p" + std::to_string(p), s));
+  BOOST_TEST(keys.size() == 4u * 50 * 16);
+}
