@@ -181,7 +181,8 @@ public:
   /// `group` may be null for a dense model or when this rank owns all experts; for a dense model
   /// with a group only the headers are exchanged. Members must all use the same expert map.
   /// A failed step (communicator's errors; `internal` for a member that breaks the protocol)
-  /// changes nothing: another step, with any communicator, computes the same again.
+  /// changes nothing: another step, with any communicator, computes the same again. Only after
+  /// `internal` for logits that are not finite (damaged weights) is the engine of no more use.
   result<step_output> step(communicator* group, const step_header& mine);
 
   // --- KV pool ----------------------------------------------------------------------------------

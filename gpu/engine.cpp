@@ -1,0 +1,257 @@
+#include "gpu/engine.hpp"
+
+#include "gpu/digest.hpp"
+#include "gpu/engine_state.hpp"
+
+#include <algorithm>
+
+namespace adafloor {
+
+namespace {
+
+std::uint64_t fingerprint_of(const model_config& c) {
+  std::uint64_t numbers[] = {c.vocab_size,          c.hidden_size,
+                             c.num_hidden_layers,   c.num_attention_heads,
+                             c.num_key_value_heads, c.head_dim,
+                             c.intermediate_size,   c.num_experts,
+                             c.num_experts_per_tok, c.moe_intermediate_size,
+                             c.norm_topk_prob,      kv_page_tokens};
+  return digest64(numbers, sizeof numbers);
+}
+
+/// All weights of one rank, read and verified before anything is replaced.
+struct loaded_weights {
+  qwen3_weights dense;
+  std::map<std::uint32_t, expert_ptr> experts;
+  std::map<std::string, std::uint64_t> digests;
+};
+
+result<loaded_weights> read_weights(const std::string& dir, const model_config& config,
+                                    const std::vector<std::uint32_t>& experts) {
+  auto source = checkpoint::open(dir);
+  if (!source) return tl::unexpected(source.error());
+  if (auto ok = verify_checkpoint(*source, config); !ok) return tl::unexpected(ok.error());
+  loaded_weights loaded;
+  auto dense = read_dense_weights(*source, config, &loaded.digests);
+  if (!dense) return tl::unexpected(dense.error());
+  loaded.dense = std::move(*dense);
+  for (auto expert : experts) {
+    auto weights = read_expert(*source, config, expert, &loaded.digests);
+    if (!weights) return tl::unexpected(weights.error());
+    loaded.experts.emplace(expert, std::move(*weights));
+  }
+  return loaded;
+}
+
+result<void> check_options(const engine_options& o) {
+  auto bad = [](const char* name, std::uint64_t value, const std::string& allowed) {
+    return bad_input("engine: " + std::string(name) + " is " + std::to_string(value)
+                     + ", allowed is " + allowed);
+  };
+  if (o.world_size == 0) return bad("world_size", o.world_size, "at least 1");
+  if (o.self.value >= o.world_size)
+    return bad("rank", o.self.value, "less than world_size " + std::to_string(o.world_size));
+  if (o.kv_pages == 0) return bad("kv_pages", o.kv_pages, "at least 1");
+  if (o.max_num_seqs == 0) return bad("max_num_seqs", o.max_num_seqs, "at least 1");
+  if (o.prefill_budget == 0) return bad("prefill_budget", o.prefill_budget, "at least 1");
+  return {};
+}
+
+} // namespace
+
+engine::engine(std::unique_ptr<state> s) : state_(std::move(s)) {}
+engine::~engine() = default;
+
+void engine::state::serve_owned() {
+  serving.assign(config.num_experts, nullptr);
+  for (auto expert : experts_of(owners, options.self))
+    serving[expert] = experts->find(expert);
+}
+
+result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engine_options options) {
+  if (auto ok = check_options(options); !ok) return tl::unexpected(ok.error());
+  auto config = read_model_config(model_dir);
+  if (!config) return tl::unexpected(config.error());
+  auto home = home_expert_map(config->num_experts, options.world_size);
+  if (!home) return bad_input(model_dir + ": " + home.error().text);
+  auto s = std::make_unique<state>();
+  s->owners = options.owners.owner_of.empty() ? *home : options.owners;
+  if (s->owners.owner_of.size() != config->num_experts)
+    return bad_input(model_dir + ": expert map has " + std::to_string(s->owners.owner_of.size())
+                     + " experts, num_experts is " + std::to_string(config->num_experts));
+  auto loaded = read_weights(model_dir, *config, experts_of(s->owners, options.self));
+  if (!loaded) return tl::unexpected(loaded.error());
+  s->dir = model_dir;
+  s->config = *config;
+  s->version = options.weights_version;
+  s->fingerprint = fingerprint_of(*config);
+  s->options = std::move(options);
+  s->weights = std::move(loaded->dense);
+  s->digests = std::move(loaded->digests);
+  s->experts = std::make_unique<expert_store>(s->config, s->fingerprint, s->version,
+                                              s->options.expert_slots);
+  if (auto ok = s->experts->replace(std::move(loaded->experts), s->version); !ok)
+    return tl::unexpected(ok.error());
+  s->serve_owned();
+  kv_layout layout{s->config.num_hidden_layers, s->config.num_key_value_heads, s->config.head_dim};
+  s->pool = std::make_unique<kv_pool>(layout, s->options.kv_pages);
+  s->forward = std::make_unique<qwen3_forward>(s->config, s->weights);
+  s->exchange = std::make_unique<expert_parallel>(s->config);
+  s->chooser = std::make_unique<sampler>(s->config.vocab_size);
+  s->facts = {s->config.num_hidden_layers,
+              s->config.hidden_size,
+              s->config.vocab_size,
+              s->config.num_experts,
+              s->config.num_experts_per_tok,
+              s->config.max_position_embeddings,
+              layout.page_floats() * sizeof(float),
+              s->config.moe() ? s->experts->layout().floats() * sizeof(float) : 0,
+              s->weights.bytes(),
+              s->config.eos_tokens};
+  return std::unique_ptr<engine>(new engine(std::move(s)));
+}
+
+const model_facts& engine::facts() const {
+  return state_->facts;
+}
+const engine_counters& engine::counters() const {
+  return state_->counters;
+}
+weights_id engine::weights_version() const {
+  return state_->version;
+}
+const std::string& engine::model_dir() const {
+  return state_->dir;
+}
+
+kv_usage engine::kv() const {
+  return state_->pool->usage();
+}
+result<void> engine::set_kv_capacity(std::uint32_t pages) {
+  return state_->pool->set_capacity(pages);
+}
+
+const expert_map& engine::owners() const {
+  return state_->owners;
+}
+expert_map engine::home_map() const {
+  return *home_expert_map(state_->config.num_experts, state_->options.world_size);
+}
+
+result<std::vector<std::uint32_t>> engine::prepare_experts(const expert_map& next) {
+  if (next.owner_of.size() != state_->config.num_experts)
+    return bad_input("expert map: has " + std::to_string(next.owner_of.size())
+                     + " experts, the model has " + std::to_string(state_->config.num_experts));
+  return state_->experts->prepare(experts_of(next, state_->options.self));
+}
+void engine::cancel_prepare() {
+  state_->experts->cancel();
+}
+result<byte_string> engine::export_expert(std::uint32_t expert) const {
+  return state_->experts->export_blob(expert);
+}
+result<void> engine::import_expert(bytes_view blob) {
+  return state_->experts->import_blob(blob);
+}
+std::vector<std::uint32_t> engine::resident_experts() const {
+  return state_->experts->resident();
+}
+
+result<void> engine::reload_experts(const std::vector<std::uint32_t>& experts) {
+  auto& s = *state_;
+  std::string dir;
+  {
+    std::lock_guard lock(s.digest_mutex);
+    dir = s.dir;
+  }
+  auto source = checkpoint::open(dir);
+  if (!source) return tl::unexpected(source.error());
+  for (auto expert : experts) {
+    if (expert >= s.config.num_experts)
+      return bad_input("expert " + std::to_string(expert) + ": the model has "
+                       + std::to_string(s.config.num_experts));
+    std::map<std::string, std::uint64_t> digests;
+    auto weights = read_expert(*source, s.config, expert, &digests);
+    if (!weights) return tl::unexpected(weights.error());
+    {
+      std::lock_guard lock(s.digest_mutex);
+      for (const auto& [name, digest] : digests) {
+        auto [known, added] = s.digests.emplace(name, digest);
+        if (!added && known->second != digest)
+          return bad_input(dir + ": tensor " + name
+                           + " has changed since the model was loaded; load it as a new version");
+      }
+    }
+    if (auto ok = s.experts->put(expert, std::move(*weights)); !ok) return ok;
+  }
+  return {};
+}
+
+result<void> engine::switch_map(epoch_id epoch, const expert_map& next,
+                                const std::vector<rank_id>& members) {
+  auto& s = *state_;
+  if (auto ok = expert_coverage(next, s.config.num_experts, members); !ok)
+    return fail(error_code::refused, ok.error().text);
+  for (auto expert : experts_of(next, s.options.self))
+    if (!s.experts->find(expert))
+      return fail(error_code::refused, "expert map of epoch " + std::to_string(epoch.value)
+                                           + ": expert " + std::to_string(expert)
+                                           + " belongs to rank "
+                                           + std::to_string(s.options.self.value)
+                                           + " but is not resident; import or reload it first");
+  s.owners = next;
+  s.map_epoch = epoch;
+  s.experts->settle();
+  s.serve_owned();
+  return {};
+}
+epoch_id engine::map_epoch() const {
+  return state_->map_epoch;
+}
+std::uint32_t engine::drop_unowned() {
+  return state_->experts->drop_except(experts_of(state_->owners, state_->options.self));
+}
+
+std::vector<tensor_digest> engine::digests() const {
+  std::lock_guard lock(state_->digest_mutex);
+  std::vector<tensor_digest> all;
+  for (const auto& [name, digest] : state_->digests)
+    all.push_back({name, digest});
+  return all;
+}
+
+result<void> engine::update_weights(const std::string& model_dir, weights_id version,
+                                    const std::vector<tensor_digest>& expected) {
+  auto& s = *state_;
+  if (!s.requests.empty() || !s.imports.empty())
+    return fail(error_code::busy, "weights update: " + std::to_string(s.requests.size())
+                                      + " requests are still here; drain them first");
+  if (version <= s.version)
+    return bad_input("weights update: version is " + std::to_string(version.value)
+                     + ", allowed is more than the present " + std::to_string(s.version.value));
+  auto config = read_model_config(model_dir);
+  if (!config) return tl::unexpected(config.error());
+  if (!config->same_architecture(s.config))
+    return bad_input(model_dir + "/config.json: is another architecture than " + s.dir
+                     + "; a running engine takes new weights of the same shape only");
+  auto loaded = read_weights(model_dir, *config, experts_of(s.owners, s.options.self));
+  if (!loaded) return tl::unexpected(loaded.error());
+  for (const auto& [name, digest] : expected)
+    if (auto i = loaded->digests.find(name); i != loaded->digests.end() && i->second != digest)
+      return bad_input(model_dir + ": tensor " + name
+                       + " has another digest than expected; copy the weights again");
+  if (auto ok = s.experts->replace(std::move(loaded->experts), version); !ok) return ok;
+  s.weights = std::move(loaded->dense);
+  {
+    std::lock_guard lock(s.digest_mutex);
+    s.digests = std::move(loaded->digests);
+    s.dir = model_dir;
+  }
+  s.config.eos_tokens = s.facts.eos_tokens = config->eos_tokens;
+  s.version = version;
+  s.serve_owned();
+  s.pool = std::make_unique<kv_pool>(s.pool->layout(), s.pool->usage().capacity);
+  return {};
+}
+
+} // namespace adafloor

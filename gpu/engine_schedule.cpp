@@ -1,0 +1,128 @@
+// Which rows a step computes: admission, chunked prefill, shared prompt pages, preemption.
+#include "gpu/engine_state.hpp"
+
+#include <algorithm>
+
+namespace adafloor {
+
+namespace {
+
+using page_key = std::pair<std::int64_t, page_tokens>;
+
+/// Tokens of prompt page `index`.
+page_tokens tokens_of_page(const live_request& r, std::uint32_t index) {
+  page_tokens tokens{};
+  std::copy_n(r.tokens.begin() + index * kv_page_tokens, kv_page_tokens, tokens.begin());
+  return tokens;
+}
+
+std::optional<page_index> parent_of(const live_request& r, std::uint32_t index) {
+  if (index == 0) return std::nullopt;
+  return r.pages[index - 1];
+}
+
+page_key key_of(const live_request& r, std::uint32_t index) {
+  auto parent = parent_of(r, index);
+  return {parent ? static_cast<std::int64_t>(*parent) : -1, tokens_of_page(r, index)};
+}
+
+} // namespace
+
+/// First come, first served: a request that does not fit holds back those behind it.
+void engine::state::admit() {
+  while (!waiting.empty() && running.size() + imports.size() < options.max_num_seqs) {
+    auto& r = *waiting.front();
+    auto reserved = options.reserved_response_tokens == 0
+                        ? r.spec.max_tokens
+                        : std::min(r.spec.max_tokens, options.reserved_response_tokens);
+    auto positions =
+        std::max<std::uint64_t>(r.prompt_tokens + std::uint64_t{reserved}, r.tokens.size());
+    if (!pool->promise(pages_for(positions))) return;
+    r.promised = pages_for(positions);
+    r.state = request_progress::running;
+    running.push_back(&r);
+    waiting.pop_front();
+  }
+}
+
+/// Takes over full prompt pages that another request has computed. False: one is being computed in
+/// this very step, so waiting a step saves the work.
+bool engine::state::adopt_shared_pages(live_request& r, const std::set<page_key>& in_flight) {
+  if (r.spec.keep_logits) return true;
+  while (r.computed % kv_page_tokens == 0 && r.computed + kv_page_tokens < r.prompt_tokens) {
+    auto index = r.computed / kv_page_tokens;
+    if (r.pages.size() > index) return true;
+    auto key = key_of(r, index);
+    auto page = pool->find_shared(parent_of(r, index), key.second);
+    if (!page) return in_flight.count(key) == 0;
+    pool->retain(*page);
+    r.pages.push_back(*page);
+    r.computed += kv_page_tokens;
+    if (r.promised > 0) {
+      --r.promised;
+      pool->withdraw(1);
+    }
+    ++counters.shared_pages;
+  }
+  return true;
+}
+
+/// Drops the KV of a running request; it waits at the front and is computed again.
+void engine::state::preempt(live_request& r) {
+  free_pages(r);
+  r.computed = 0;
+  r.state = request_progress::waiting;
+  running.remove(&r);
+  waiting.push_front(&r);
+  ++counters.preemptions;
+}
+
+/// Gives `r` pages for its first `positions` positions, at the cost of later requests where there
+/// is no other way. False: r itself was the latest and is preempted.
+bool engine::state::cover(live_request& r, std::uint32_t positions) {
+  while (r.pages.size() * kv_page_tokens < positions) {
+    if (r.promised > 0) {
+      --r.promised;
+      r.pages.push_back(pool->take_promised());
+      continue;
+    }
+    if (auto page = pool->take_available()) {
+      r.pages.push_back(*page);
+      continue;
+    }
+    auto* latest = running.back();
+    preempt(*latest);
+    if (latest == &r) return false;
+  }
+  return true;
+}
+
+std::vector<engine::state::chunk> engine::state::plan_step() {
+  std::vector<chunk> chunks;
+  std::set<page_key> in_flight;
+  auto budget = options.prefill_budget;
+  for (auto i = running.begin(); i != running.end(); ++i) {
+    auto& r = **i;
+    if (!adopt_shared_pages(r, in_flight)) continue;
+    auto left = static_cast<std::uint32_t>(r.tokens.size()) - r.computed;
+    bool decodes = left == 1 && r.computed >= r.prompt_tokens;
+    auto rows = decodes ? 1 : std::min(left, budget);
+    if (rows == 0) continue;
+    if (!cover(r, r.computed + rows)) break; // r was the last of the list and has left it
+    if (!decodes) budget -= rows;
+    for (auto page = r.computed / kv_page_tokens;
+         (page + 1) * kv_page_tokens <= std::min(r.prompt_tokens, r.computed + rows); ++page)
+      in_flight.insert(key_of(r, page));
+    chunks.push_back({&r, rows});
+  }
+  return chunks;
+}
+
+/// Prompt pages that became full since `before` positions were computed.
+void engine::state::publish_pages(const live_request& r, std::uint32_t before) {
+  auto full = std::min(r.computed, r.prompt_tokens) / kv_page_tokens;
+  for (auto page = before / kv_page_tokens; page < full; ++page)
+    pool->publish(parent_of(r, page), tokens_of_page(r, page), r.pages[page]);
+}
+
+} // namespace adafloor

@@ -1,0 +1,98 @@
+#pragma once
+// The inside of `engine`, shared by its source files only.
+#include "gpu/engine.hpp"
+#include "gpu/expert_parallel.hpp"
+#include "gpu/kv_pool.hpp"
+#include "gpu/qwen3.hpp"
+#include "gpu/sampler.hpp"
+
+#include <list>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+namespace adafloor {
+
+/// A request anywhere between arrival and its end.
+struct live_request {
+  request_spec spec;            ///< prompt, resumed and forced are moved into `tokens`
+  std::vector<token_id> tokens; ///< prompt, then response
+  std::uint32_t prompt_tokens = 0;
+  std::vector<float> logprobs; ///< of the response, as far as known
+  std::vector<float> logits;   ///< keep_logits: [computed][vocabulary]
+  bool forced = false;
+  std::optional<stop_reason> stop; ///< set: no more tokens will come
+
+  std::uint32_t computed = 0;    ///< positions with KV
+  std::vector<page_index> pages; ///< page table
+  std::uint32_t promised = 0;    ///< pages promised to it and not taken yet
+
+  request_progress::state_kind state = request_progress::waiting;
+
+  std::uint32_t response_tokens() const {
+    return forced ? static_cast<std::uint32_t>(logprobs.size())
+                  : static_cast<std::uint32_t>(tokens.size()) - prompt_tokens;
+  }
+  bool finished() const { return stop && (!spec.keep_logits || computed == tokens.size()); }
+};
+
+/// A request on its way in: promised pages, some of them filled.
+struct pending_import {
+  std::uint32_t promised = 0; ///< pages still promised
+  std::map<std::uint32_t, page_index> pages;
+};
+
+struct engine::state {
+  std::string dir;
+  engine_options options;
+  model_config config;
+  model_facts facts;
+  std::uint64_t fingerprint = 0; ///< of the architecture; stands in every blob
+  weights_id version;
+  engine_counters counters;
+
+  qwen3_weights weights;
+  std::unique_ptr<expert_store> experts;
+  expert_map owners;
+  epoch_id map_epoch;
+  std::vector<expert_ptr> serving; ///< by expert; null where this rank is not the owner
+  mutable std::mutex digest_mutex; // guards digests
+  std::map<std::string, std::uint64_t> digests;
+
+  std::unique_ptr<kv_pool> pool;
+  std::unique_ptr<qwen3_forward> forward;
+  std::unique_ptr<expert_parallel> exchange;
+  std::unique_ptr<sampler> chooser;
+
+  std::list<live_request> requests; ///< in order of arrival
+  std::unordered_map<request_id, std::list<live_request>::iterator> by_id;
+  std::list<live_request*> waiting; ///< next first
+  std::list<live_request*> running; ///< in order of admission
+  std::map<request_id, pending_import> imports;
+
+  // engine_requests.cpp
+  live_request* find(request_id id);
+  result<void> check(const request_spec& spec) const;
+  std::uint32_t pages_for(std::uint64_t positions) const;
+  void note_stop(live_request& r) const;
+  void free_pages(live_request& r);
+  void forget(live_request& r);
+  request_output output_of(live_request& r, stop_reason stop) const;
+
+  // engine_schedule.cpp
+  struct chunk {
+    live_request* request = nullptr;
+    std::uint32_t rows = 0;
+  };
+  void admit();
+  std::vector<chunk> plan_step();
+  bool adopt_shared_pages(live_request& r, const std::set<std::pair<std::int64_t, page_tokens>>&);
+  bool cover(live_request& r, std::uint32_t positions);
+  void preempt(live_request& r);
+  void publish_pages(const live_request& r, std::uint32_t before);
+
+  // engine.cpp
+  void serve_owned();
+};
+
+} // namespace adafloor

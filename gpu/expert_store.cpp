@@ -1,0 +1,188 @@
+#include "gpu/expert_store.hpp"
+
+#include "gpu/byte_io.hpp"
+
+#include <algorithm>
+
+namespace adafloor {
+
+namespace {
+
+constexpr std::uint64_t blob_magic = 0x31545045584641ULL; // "AFXEPT1"
+
+} // namespace
+
+std::vector<std::pair<std::string, std::vector<std::uint64_t>>>
+expert_tensors(const model_config& config, std::uint32_t expert) {
+  std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tensors;
+  std::uint64_t hidden = config.hidden_size, inner = config.moe_intermediate_size;
+  for (std::uint32_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    auto prefix =
+        "model.layers." + std::to_string(layer) + ".mlp.experts." + std::to_string(expert);
+    tensors.push_back({prefix + ".gate_proj.weight", {inner, hidden}});
+    tensors.push_back({prefix + ".up_proj.weight", {inner, hidden}});
+    tensors.push_back({prefix + ".down_proj.weight", {hidden, inner}});
+  }
+  return tensors;
+}
+
+result<expert_ptr> read_expert(const checkpoint& source, const model_config& config,
+                               std::uint32_t expert,
+                               std::map<std::string, std::uint64_t>* digests) {
+  expert_layout layout{config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size};
+  auto weights = std::make_shared<expert_weights>();
+  weights->floats.resize(layout.floats());
+  auto half = packed_shape_of(layout.hidden, layout.intermediate).floats();
+  const std::size_t offsets[3] = {0, half, 2 * half};
+  std::size_t which = 0;
+  for (const auto& [name, shape] : expert_tensors(config, expert)) {
+    auto values = source.read(name, shape);
+    if (!values) return tl::unexpected(values.error());
+    (*digests)[name] = digest_of(source.tensors().at(name));
+    pack_weight(values->data(), shape[0], shape[1],
+                weights->floats.data() + which / 3 * layout.layer_floats() + offsets[which % 3]);
+    ++which;
+  }
+  return expert_ptr(std::move(weights));
+}
+
+expert_store::expert_store(const model_config& config, std::uint64_t model, weights_id version,
+                           std::uint32_t slots)
+  : layout_{config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size},
+    model_(model), slots_(slots), version_(version) {}
+
+result<void> expert_store::check_slots(std::size_t wanted) const {
+  if (slots_ == 0 || wanted <= slots_) return {};
+  return fail(error_code::refused, "expert store: " + std::to_string(wanted)
+                                       + " experts would be resident or reserved, there are "
+                                       + std::to_string(slots_)
+                                       + " slots; drop experts or raise the number of slots");
+}
+
+result<void> expert_store::replace(std::map<std::uint32_t, expert_ptr> experts,
+                                   weights_id version) {
+  std::lock_guard lock(mutex_);
+  if (auto ok = check_slots(experts.size()); !ok) return ok;
+  resident_ = std::move(experts);
+  version_ = version;
+  reserved_.clear();
+  brought_.clear();
+  return {};
+}
+
+result<std::vector<std::uint32_t>> expert_store::prepare(const std::vector<std::uint32_t>& wanted) {
+  std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> missing;
+  for (auto expert : wanted)
+    if (resident_.count(expert) == 0) missing.push_back(expert);
+  auto kept = resident_.size();
+  for (auto expert : brought_)
+    if (!std::binary_search(wanted.begin(), wanted.end(), expert)) --kept;
+  if (auto ok = check_slots(kept + missing.size()); !ok) return tl::unexpected(ok.error());
+  for (auto i = brought_.begin(); i != brought_.end();) {
+    bool stays = std::binary_search(wanted.begin(), wanted.end(), *i);
+    if (!stays) resident_.erase(*i);
+    i = stays ? std::next(i) : brought_.erase(i);
+  }
+  reserved_ = {missing.begin(), missing.end()};
+  return missing;
+}
+
+void expert_store::cancel() {
+  std::lock_guard lock(mutex_);
+  for (auto expert : brought_)
+    resident_.erase(expert);
+  brought_.clear();
+  reserved_.clear();
+}
+
+void expert_store::settle() {
+  std::lock_guard lock(mutex_);
+  brought_.clear();
+  reserved_.clear();
+}
+
+result<byte_string> expert_store::export_blob(std::uint32_t expert) const {
+  expert_ptr weights;
+  weights_id version;
+  {
+    std::lock_guard lock(mutex_);
+    auto i = resident_.find(expert);
+    if (i == resident_.end())
+      return bad_input("expert " + std::to_string(expert)
+                       + " is not resident on this rank; ask its owner");
+    weights = i->second;
+    version = version_;
+  }
+  byte_writer blob;
+  auto bytes = weights->floats.size() * sizeof(float);
+  blob.reserve(bytes + 64);
+  blob.put(blob_magic);
+  blob.put(model_);
+  blob.put(version.value);
+  blob.put(expert);
+  blob.put<std::uint64_t>(weights->floats.size());
+  blob.put_bytes(weights->floats.data(), bytes);
+  return blob.seal();
+}
+
+result<void> expert_store::import_blob(bytes_view bytes) {
+  byte_reader blob(bytes);
+  if (!blob.unseal()) return bad_input("expert blob: checksum differs; send it again");
+  auto magic = blob.get<std::uint64_t>();
+  auto model = blob.get<std::uint64_t>();
+  weights_id version{blob.get<std::uint64_t>()};
+  auto expert = blob.get<std::uint32_t>();
+  auto floats = blob.get<std::uint64_t>();
+  if (!blob.ok() || magic != blob_magic || model != model_ || floats != layout_.floats()
+      || blob.left() != floats * sizeof(float))
+    return bad_input("expert blob: is of another kind or model");
+  {
+    std::lock_guard lock(mutex_);
+    if (version != version_)
+      return bad_input("expert blob: has weights version " + std::to_string(version.value)
+                       + ", this rank serves " + std::to_string(version_.value));
+  }
+  auto weights = std::make_shared<expert_weights>();
+  weights->floats.resize(floats);
+  std::memcpy(weights->floats.data(), blob.take(floats * sizeof(float)), floats * sizeof(float));
+  return put(expert, std::move(weights));
+}
+
+result<void> expert_store::put(std::uint32_t expert, expert_ptr weights) {
+  std::lock_guard lock(mutex_);
+  if (resident_.count(expert) > 0) return {};
+  if (reserved_.erase(expert) == 0)
+    return bad_input("expert " + std::to_string(expert)
+                     + " has no reserved slot; prepare the expert map first");
+  resident_.emplace(expert, std::move(weights));
+  brought_.insert(expert);
+  return {};
+}
+
+expert_ptr expert_store::find(std::uint32_t expert) const {
+  std::lock_guard lock(mutex_);
+  auto i = resident_.find(expert);
+  return i == resident_.end() ? nullptr : i->second;
+}
+
+std::vector<std::uint32_t> expert_store::resident() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> experts;
+  for (const auto& [expert, weights] : resident_)
+    experts.push_back(expert);
+  return experts;
+}
+
+std::uint32_t expert_store::drop_except(const std::vector<std::uint32_t>& kept) {
+  std::lock_guard lock(mutex_);
+  std::uint32_t dropped = 0;
+  for (auto i = resident_.begin(); i != resident_.end();) {
+    bool stays = std::binary_search(kept.begin(), kept.end(), i->first) || brought_.count(i->first);
+    dropped += stays ? 0 : 1;
+    i = stays ? std::next(i) : resident_.erase(i);
+  }
+  return dropped;
+}
+
+} // namespace adafloor

@@ -1,0 +1,89 @@
+#pragma once
+// The experts that are resident on this rank. An expert is one immutable block of all its layers,
+// so it can be exported by any thread while steps read it.
+#include "gpu/engine.hpp"
+#include "gpu/kernels.hpp"
+#include "gpu/model_config.hpp"
+#include "gpu/safetensors.hpp"
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace adafloor {
+
+/// Floats of one expert: per layer {gate, up: packed [hidden][padded intermediate] side by side;
+/// down: packed [intermediate][hidden]}.
+struct expert_layout {
+  std::size_t layers = 0, hidden = 0, intermediate = 0;
+  packed_shape gate_up() const {
+    return {hidden, 2 * packed_shape_of(hidden, intermediate).panels};
+  }
+  packed_shape down() const { return packed_shape_of(intermediate, hidden); }
+  std::size_t layer_floats() const { return gate_up().floats() + down().floats(); }
+  std::size_t floats() const { return layers * layer_floats(); }
+};
+
+struct expert_weights {
+  float_buffer floats;
+  const float* gate_up(const expert_layout& l, std::size_t layer) const {
+    return floats.data() + layer * l.layer_floats();
+  }
+  const float* down(const expert_layout& l, std::size_t layer) const {
+    return gate_up(l, layer) + l.gate_up().floats();
+  }
+};
+
+using expert_ptr = std::shared_ptr<const expert_weights>;
+
+/// Names and shapes of one expert's tensors in a checkpoint: gate, up, down of each layer.
+std::vector<std::pair<std::string, std::vector<std::uint64_t>>>
+expert_tensors(const model_config& config, std::uint32_t expert);
+
+/// Reads one expert; adds the digest of each tensor read to `digests`.
+result<expert_ptr> read_expert(const checkpoint& source, const model_config& config,
+                               std::uint32_t expert, std::map<std::string, std::uint64_t>* digests);
+
+/// Any thread.
+class expert_store {
+public:
+  /// `slots` 0: no bound. `model` names architecture and thus which blobs fit.
+  expert_store(const model_config& config, std::uint64_t model, weights_id version,
+               std::uint32_t slots);
+
+  const expert_layout& layout() const { return layout_; }
+
+  /// Puts experts in without a reservation (load, update). Errors: refused (slots).
+  result<void> replace(std::map<std::uint32_t, expert_ptr> experts, weights_id version);
+  /// See engine::prepare_experts; `wanted` ascending.
+  result<std::vector<std::uint32_t>> prepare(const std::vector<std::uint32_t>& wanted);
+  /// Drops reservations and what came in for them.
+  void cancel();
+  /// What came in stays, further reservations end (after a switch of maps).
+  void settle();
+
+  result<byte_string> export_blob(std::uint32_t expert) const;
+  result<void> import_blob(bytes_view blob);
+  result<void> put(std::uint32_t expert, expert_ptr weights);
+
+  /// Null when not resident.
+  expert_ptr find(std::uint32_t expert) const;
+  std::vector<std::uint32_t> resident() const;
+  /// Drops all others; returns how many. `kept` ascending.
+  std::uint32_t drop_except(const std::vector<std::uint32_t>& kept);
+
+private:
+  result<void> check_slots(std::size_t wanted) const;
+
+  const expert_layout layout_;
+  const std::uint64_t model_;
+  const std::uint32_t slots_;
+  mutable std::mutex mutex_; // guards all below
+  weights_id version_;
+  std::map<std::uint32_t, expert_ptr> resident_;
+  std::set<std::uint32_t> reserved_; ///< prepared, not here yet
+  std::set<std::uint32_t> brought_;  ///< came in for a preparation that is not settled
+};
+
+} // namespace adafloor

@@ -1,0 +1,50 @@
+#pragma once
+// The forward pass of Qwen3 and Qwen3-MoE over a batch of rows of any requests and positions.
+#include "gpu/expert_parallel.hpp"
+#include "gpu/kv_pool.hpp"
+#include "gpu/qwen3_weights.hpp"
+
+#include <vector>
+
+namespace adafloor {
+
+/// One position to compute. Rows of a request stand in order of position, and everything before
+/// the first of them is in the KV pool.
+struct forward_row {
+  token_id token = 0;
+  std::uint32_t position = 0;
+  const page_index* pages = nullptr; ///< page table of the request; covers `position`
+  bool wants_logits = false;
+};
+
+class qwen3_forward {
+public:
+  qwen3_forward(const model_config& config, const qwen3_weights& weights);
+
+  /// Computes the rows, writes their keys and values, and leaves logits of those that want them.
+  /// An MoE model exchanges with the group that `experts` was begun with, rows or not.
+  result<void> run(const std::vector<forward_row>& rows, kv_pool& pool, expert_parallel& experts);
+
+  /// Row i of those that wanted logits, with padding.
+  const float* logits(std::size_t i) const { return logits_.data() + i * vocabulary_stride_; }
+
+private:
+  void embed(const std::vector<forward_row>& rows);
+  void attend(const std::vector<forward_row>& rows, std::size_t layer, kv_pool& pool);
+  void store_keys_values(const forward_row& row, const float* qkv, std::size_t layer,
+                         kv_pool& pool) const;
+  void attend_row(const forward_row& row, const float* qkv, std::size_t layer, kv_pool& pool,
+                  float* out);
+  void norm_rows(const float_buffer& weight, std::size_t rows);
+  void dense_feed_forward(const qwen3_layer& layer, std::size_t rows);
+  void project_logits(const std::vector<forward_row>& rows);
+
+  const model_config& config_;
+  const qwen3_weights& weights_;
+  std::size_t hidden_, stride_, heads_, kv_heads_, head_dim_, q_width_, qkv_columns_;
+  std::size_t vocabulary_stride_;
+  float_buffer x_, h_, qkv_, mixed_, projected_, inner_, activated_, logits_, scores_, head_out_;
+  std::vector<const float*> blocks_;
+};
+
+} // namespace adafloor
