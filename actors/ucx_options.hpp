@@ -9,8 +9,10 @@ namespace adafloor {
 /// Transport choice. An empty string leaves the choice to the user's environment (UCX_TLS,
 /// UCX_NET_DEVICES) and, where that is unset, to the default named here.
 struct ucx_options {
-  std::string tls;         ///< default "posix,cma,self,tcp"; "tcp,self" between network namespaces
-  std::string net_devices; ///< default "lo": nothing listens beyond this host unless asked
+  std::string tls; ///< default "posix,cma,self,tcp"; "tcp,self" between network namespaces
+  /// Numeric IPv4 address that peers reach this process at. Default: nothing beyond this host.
+  std::string bind_host = "127.0.0.1";
+  std::string net_devices; ///< default "lo" for a loopback bind_host, else all
   /// How often UCX looks whether a silent peer's process still lives.
   microseconds keepalive{1'000'000};
 };
