@@ -51,10 +51,15 @@ struct planner_machine {
     rank_id home;
     response_state state = response_state::missing;
   };
+  struct admission {
+    admit_requests body; ///< emptied once admitted
+    bool admitted = false;
+    time_point sent_at;
+  };
   struct rank_part {
-    std::vector<admit_requests> parts; ///< emptied part by part once admitted
-    std::vector<bool> admitted;
-    std::vector<time_point> part_sent_at; ///< zero: not yet sent
+    std::vector<admission> parts;
+    std::size_t parts_sent = 0; ///< the first so many of `parts` were sent
+    std::size_t parts_admitted = 0;
     bool started = false;
     bool reported = false;
     std::uint32_t requests = 0;
@@ -109,8 +114,9 @@ struct planner_machine {
   bool weights_mixed = false; ///< an update failed on some ranks; no rollout until one succeeds
   std::optional<stop_part> stopping;
   bool stop_done = false;
-  std::map<rank_id, std::string> lost; ///< dead ranks and why
-  std::string failure;                 ///< why phase failed
+  std::set<rank_id> lost;      ///< dead by decision of the membership
+  std::string failure;         ///< why phase failed
+  bool failed_by_loss = false; ///< because a rank died
 
   planner_machine(planner_config config, fence stamp, time_point now);
 };

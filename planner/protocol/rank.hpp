@@ -34,6 +34,10 @@ struct rank_machine {
     transition_phase phase = transition_phase::preparing;
     prepared answer; ///< once prepared
   };
+  struct outgoing {
+    response body;
+    time_point sent_at;
+  };
   struct rollout_part {
     rollout_id id;
     std::set<std::uint32_t> parts; ///< admitted
@@ -43,9 +47,8 @@ struct rank_machine {
     microseconds began_at{0}; ///< planner's clock
     rank_progress progress;   ///< the newest
     time_point progress_sent_at;
-    std::deque<response> outbox; ///< not yet known to be durable, oldest first
-    std::size_t in_flight = 0;   ///< first so many of `outbox` were sent
-    time_point responses_sent_at;
+    std::deque<outgoing> outbox;          ///< not yet known to be durable, oldest first
+    std::size_t in_flight = 0;            ///< the first so many of `outbox` were sent
     std::optional<rollout_report> report; ///< once ended
   };
   struct lease_part {

@@ -34,18 +34,16 @@ struct transition_coordinator {
 };
 
 /// Needs phase none. `plan` is complete; `participants` ascending.
-void begin(transition_coordinator&, const identity&, prepare_transition plan,
+void begin(transition_coordinator&, identity&, prepare_transition plan,
            const std::vector<rank_id>& participants, std::uint32_t from_size, time_point now,
            effects&);
 
 /// Gives up a transition that is not committed; nothing happens to a committed one.
-void abandon(transition_coordinator&, const identity&, std::string reason, time_point now,
-             effects&);
+void abandon(transition_coordinator&, identity&, std::string reason, time_point now, effects&);
 
 /// Feeds prepared, refused, transition_aborted, switched or settled; anything else is ignored.
-transition_coordinator::outcome step(transition_coordinator&, const identity&, const envelope&,
+transition_coordinator::outcome step(transition_coordinator&, identity&, const envelope&,
                                      time_point now, effects&);
-transition_coordinator::outcome tick(transition_coordinator&, const identity&, time_point now,
-                                     effects&);
+transition_coordinator::outcome tick(transition_coordinator&, identity&, time_point now, effects&);
 
 } // namespace adafloor

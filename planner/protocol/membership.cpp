@@ -1,0 +1,61 @@
+#include "planner/protocol/membership.hpp"
+
+namespace adafloor {
+namespace {
+
+void hear(membership_machine& m, const envelope& in, const heartbeat& beat, time_point now,
+          effects& out) {
+  const auto found = m.peers.find(in.from.rank);
+  if (found == m.peers.end()) {
+    ++m.drops.unexpected;
+    return;
+  }
+  auto& peer = found->second;
+  if (peer.incarnation == incarnation_id{}) peer.incarnation = beat.incarnation;
+  if (peer.lost || peer.incarnation != beat.incarnation) {
+    ++m.drops.stale_incarnation;
+    return;
+  }
+  peer.heard_at = now;
+  peer.epoch = std::max(peer.epoch, beat.epoch);
+  peer.step = beat.step;
+  post(m.who, in.from, heartbeat_seen{beat.step, beat.sent_at, now.time_since_epoch()}, out);
+}
+
+std::string silence_text(rank_id rank, microseconds silence) {
+  return "rank " + std::to_string(rank.value) + " was silent for "
+         + std::to_string(silence.count() / 1000) + " ms";
+}
+
+} // namespace
+
+membership_machine::membership_machine(membership_config c, term_id term, time_point now)
+  : config(c), ticked_at(now) {
+  who.self = role_at(c.self, role_kind::membership);
+  who.stamp.term = term;
+  for (std::uint32_t r = 0; r < c.world_size; ++r)
+    peers[rank_id{r}].heard_at = now;
+}
+
+void step(membership_machine& m, const envelope& in, time_point now, effects& out) {
+  if (const auto* beat = std::get_if<heartbeat>(&in.body))
+    hear(m, in, *beat, now, out);
+  else
+    ++m.drops.unexpected;
+}
+
+void tick(membership_machine& m, time_point now, effects& out) {
+  const auto pause = now - m.ticked_at;
+  m.ticked_at = now;
+  for (auto& [rank, peer] : m.peers) {
+    if (pause > m.config.own_pause_max) peer.heard_at += pause;
+    const auto silence = now - peer.heard_at;
+    if (peer.lost || silence <= m.config.silence_max) continue;
+    peer.lost = true;
+    const member_lost news{rank, peer.incarnation, silence_text(rank, silence)};
+    post(m.who, role_at(m.config.self, role_kind::planner), news, out);
+    post(m.who, role_at(m.config.self, role_kind::broker), news, out);
+  }
+}
+
+} // namespace adafloor

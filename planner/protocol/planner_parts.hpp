@@ -1,0 +1,51 @@
+#pragma once
+// How the files of the planner machine reach each other. Nobody else includes this.
+#include "planner/protocol/planner.hpp"
+
+namespace adafloor::planner_parts {
+
+using phase = planner_machine::phase;
+
+inline address local(const planner_machine& m, role_kind role) {
+  return role_at(m.config.self, role);
+}
+inline void enter(planner_machine& m, phase next, time_point now) {
+  m.now_in = next;
+  m.phase_began_at = now;
+}
+
+// planner.cpp
+/// The world is not usable any more: tells the trainer and obeys nothing but `stop` from here on.
+void fail_world(planner_machine&, std::string text, bool peer_lost, effects&);
+/// "rank 1, 4"
+std::string name_ranks(const std::vector<rank_id>& ranks);
+
+// planner_rollout.cpp
+void begin_admission(planner_machine&, const begin_rollout&, time_point now, effects&);
+void hear_admitted(planner_machine&, rank_id, const requests_admitted&, time_point now, effects&);
+void hear_started(planner_machine&, rank_id, const rollout_started&, time_point now, effects&);
+void hear_response(planner_machine&, rank_id, const response&, time_point now, effects&);
+void hear_kept(planner_machine&, const response_kept&, time_point now, effects&);
+void hear_progress(planner_machine&, rank_id, const rank_progress&, time_point now, effects&);
+void hear_report(planner_machine&, const envelope&, const rollout_report&, time_point now,
+                 effects&);
+void close_books(planner_machine&, time_point now, effects&);
+void tick_rollout(planner_machine&, time_point now, effects&);
+
+// planner_group.cpp
+/// Does what is due next while responses come in: contract the group, or, when every response is
+/// durable, bring the full world back.
+void advance(planner_machine&, time_point now, effects&);
+void hear_transition(planner_machine&, const envelope&, time_point now, effects&);
+void hear_recalled(planner_machine&, const leases_recalled&, time_point now, effects&);
+void tick_group(planner_machine&, time_point now, effects&);
+
+// planner_orders.cpp
+void begin_weights(planner_machine&, const update_weights&, time_point now, effects&);
+void hear_weights(planner_machine&, rank_id, const weights_updated&, effects&);
+void hear_weights(planner_machine&, rank_id, const weights_refused&, effects&);
+void begin_stop(planner_machine&, const stop&, time_point now, effects&);
+void hear_stopped(planner_machine&, rank_id, effects&);
+void tick_orders(planner_machine&, time_point now, effects&);
+
+} // namespace adafloor::planner_parts

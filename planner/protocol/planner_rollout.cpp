@@ -1,0 +1,265 @@
+#include "planner/protocol/planner_parts.hpp"
+
+#include <algorithm>
+
+namespace adafloor::planner_parts {
+namespace {
+
+using rollout_part = planner_machine::rollout_part;
+using rank_part = planner_machine::rank_part;
+using response_state = planner_machine::response_state;
+
+/// Why the order cannot be obeyed, or empty.
+std::string objection_to(const planner_machine& m, const begin_rollout& order) {
+  if (m.now_in == phase::failed) return m.failure;
+  if (m.stopping) return "the job is being stopped";
+  if (m.rollout) return "rollout " + std::to_string(m.rollout->id.value) + " is running";
+  if (m.weights) return "a weight update is running";
+  if (m.weights_mixed)
+    return "the ranks hold different weights since an update failed; update them again";
+  if (order.rollout <= m.last_rollout)
+    return "rollout numbers grow; the last was " + std::to_string(m.last_rollout.value);
+  if (order.requests.empty()) return "there are no requests";
+  if (order.requests.size() > m.config.requests_max)
+    return std::to_string(order.requests.size()) + " requests; at most "
+           + std::to_string(m.config.requests_max) + " fit one rollout";
+  if (order.homes.size() != order.requests.size())
+    return std::to_string(order.homes.size()) + " homes for "
+           + std::to_string(order.requests.size()) + " requests";
+  for (auto home : order.homes)
+    if (home.value >= m.config.world_size)
+      return "home rank " + std::to_string(home.value) + " is not in the world of "
+             + std::to_string(m.config.world_size);
+  for (const auto& exit : order.exits)
+    if (exit.to < 1 || exit.to >= m.config.world_size)
+      return "exit to " + std::to_string(exit.to) + " ranks; allowed: 1.."
+             + std::to_string(m.config.world_size - 1);
+  std::set<request_id> ids;
+  for (const auto& request : order.requests)
+    if (!ids.insert(request.id).second)
+      return "request " + std::to_string(request.id.value) + " is there twice";
+  return {};
+}
+
+void send_part(planner_machine& m, rank_id rank, planner_machine::admission& part, time_point now,
+               effects& out) {
+  part.sent_at = now;
+  post(m.who, role_at(rank, role_kind::rank), part.body, out);
+}
+
+void send_parts(planner_machine& m, rank_id rank, rank_part& r, time_point now, effects& out) {
+  for (; r.parts_sent < r.parts.size() && r.parts_sent < r.parts_admitted + m.config.part_window;
+       ++r.parts_sent)
+    send_part(m, rank, r.parts[r.parts_sent], now, out);
+}
+
+void cut_into_parts(const planner_machine& m, rollout_part& r, const begin_rollout& order) {
+  for (auto rank : m.world)
+    r.ranks[rank];
+  for (std::size_t i = 0; i < order.requests.size(); ++i) {
+    const auto home = order.homes[i];
+    auto& part = r.ranks[home];
+    if (part.requests++ % m.config.part_requests_max == 0) part.parts.emplace_back();
+    part.parts.back().body.requests.push_back(order.requests[i]);
+    r.requests[order.requests[i].id].home = home;
+  }
+  for (auto& [rank, part] : r.ranks) {
+    if (part.parts.empty()) part.parts.emplace_back();
+    for (std::uint32_t i = 0; i < part.parts.size(); ++i) {
+      auto& body = part.parts[i].body;
+      body.rollout = order.rollout;
+      body.part = i;
+      body.parts = static_cast<std::uint32_t>(part.parts.size());
+    }
+  }
+}
+
+void send_start(planner_machine& m, rank_id rank, rank_part& r, time_point now, effects& out) {
+  r.sent_at = now;
+  post(m.who, role_at(rank, role_kind::rank), start_rollout{m.rollout->id, m.rollout->began_at},
+       out);
+}
+
+void send_end(planner_machine& m, rank_id rank, rank_part& r, time_point now, effects& out) {
+  r.sent_at = now;
+  post(m.who, role_at(rank, role_kind::rank), end_rollout{m.rollout->id, m.rollout->ended_at}, out);
+}
+
+/// Whether `id` is the rollout that is under way; counts the message if not.
+bool concerns(planner_machine& m, rollout_id id) {
+  if (m.rollout && m.rollout->id == id) return true;
+  ++m.drops.stale_rollout;
+  return false;
+}
+
+template <class Predicate>
+std::vector<rank_id> ranks_where(const planner_machine& m, Predicate predicate) {
+  std::vector<rank_id> out;
+  for (const auto& [rank, r] : m.rollout->ranks)
+    if (predicate(r)) out.push_back(rank);
+  return out;
+}
+
+void fail_late(planner_machine& m, const std::vector<rank_id>& late, const char* verb,
+               microseconds limit, effects& out) {
+  fail_world(m,
+             name_ranks(late) + " did not " + verb + " within "
+                 + std::to_string(limit.count() / 1000) + " ms",
+             false, out);
+}
+
+bool all_admitted(const rank_part& r) {
+  return r.parts_admitted == r.parts.size();
+}
+
+} // namespace
+
+void begin_admission(planner_machine& m, const begin_rollout& order, time_point now, effects& out) {
+  if (m.rollout && m.rollout->id == order.rollout) return;
+  if (auto text = objection_to(m, order); !text.empty())
+    return post(m.who, local(m, role_kind::trainer),
+                rollout_failed{order.rollout, m.failed_by_loss,
+                               "rollout " + std::to_string(order.rollout.value) + ": " + text},
+                out);
+  m.rollout.emplace();
+  auto& r = *m.rollout;
+  r.id = order.rollout;
+  r.predicted_tail = order.predicted_tail;
+  for (const auto& exit : order.exits)
+    r.exits.push_back({static_cast<double>(exit.at), static_cast<int>(exit.to)});
+  cut_into_parts(m, r, order);
+  enter(m, phase::admitting, now);
+  for (auto& [rank, part] : r.ranks)
+    send_parts(m, rank, part, now, out);
+}
+
+void hear_admitted(planner_machine& m, rank_id rank, const requests_admitted& done, time_point now,
+                   effects& out) {
+  if (m.now_in != phase::admitting || !concerns(m, done.rollout)) return;
+  auto& r = *m.rollout;
+  auto& part = r.ranks[rank];
+  if (done.part >= part.parts_sent || part.parts[done.part].admitted) return;
+  part.parts[done.part].admitted = true;
+  part.parts[done.part].body.requests.clear();
+  ++part.parts_admitted;
+  send_parts(m, rank, part, now, out);
+  if (!ranks_where(m, [](const auto& x) { return !all_admitted(x); }).empty()) return;
+  r.began_at = now.time_since_epoch();
+  enter(m, phase::starting, now);
+  for (auto& [to, x] : r.ranks)
+    send_start(m, to, x, now, out);
+}
+
+void hear_started(planner_machine& m, rank_id rank, const rollout_started& done, time_point now,
+                  effects& out) {
+  if (m.now_in != phase::starting || !concerns(m, done.rollout)) return;
+  m.rollout->ranks[rank].started = true;
+  if (!ranks_where(m, [](const auto& x) { return !x.started; }).empty()) return;
+  enter(m, phase::running, now);
+  advance(m, now, out);
+}
+
+void hear_response(planner_machine& m, rank_id rank, const response& done, time_point now,
+                   effects& out) {
+  const response_kept kept{done.rollout, done.request};
+  if (done.rollout <= m.last_rollout) return post(m.who, role_at(rank, role_kind::rank), kept, out);
+  if (!concerns(m, done.rollout)) return;
+  auto& r = *m.rollout;
+  const auto found = r.requests.find(done.request);
+  if (found == r.requests.end() || found->second.home != rank) {
+    ++m.drops.unexpected;
+    return;
+  }
+  auto& request = found->second;
+  if (request.state == response_state::kept)
+    return post(m.who, role_at(rank, role_kind::rank), kept, out);
+  if (request.state == response_state::storing) return;
+  request.state = response_state::storing;
+  ++r.ranks[rank].received;
+  r.last_step = std::max(r.last_step, done.at_step);
+  post(m.who, local(m, role_kind::recorder), done, out);
+  advance(m, now, out);
+}
+
+void hear_kept(planner_machine& m, const response_kept& kept, time_point now, effects& out) {
+  if (!concerns(m, kept.rollout)) return;
+  auto& r = *m.rollout;
+  const auto found = r.requests.find(kept.request);
+  if (found == r.requests.end() || found->second.state != response_state::storing) {
+    ++m.drops.unexpected;
+    return;
+  }
+  found->second.state = response_state::kept;
+  ++r.kept;
+  post(m.who, role_at(found->second.home, role_kind::rank), kept, out);
+  advance(m, now, out);
+}
+
+void hear_progress(planner_machine& m, rank_id rank, const rank_progress& progress, time_point now,
+                   effects& out) {
+  if (!concerns(m, progress.rollout)) return;
+  auto& r = *m.rollout;
+  auto& known = r.ranks[rank].progress;
+  const auto order = [](const rank_progress& p) { return std::pair(p.step, p.finished_requests); };
+  if (order(progress) < order(known)) return;
+  known = progress;
+  r.last_step = std::max(r.last_step, progress.step);
+  advance(m, now, out);
+}
+
+void close_books(planner_machine& m, time_point now, effects& out) {
+  m.rollout->ended_at = now.time_since_epoch();
+  enter(m, phase::reporting, now);
+  for (auto& [rank, r] : m.rollout->ranks)
+    send_end(m, rank, r, now, out);
+}
+
+void hear_report(planner_machine& m, const envelope& in, const rollout_report& report,
+                 time_point now, effects& out) {
+  if (m.now_in != phase::reporting || !concerns(m, report.rollout)) return;
+  auto& r = *m.rollout;
+  auto& part = r.ranks[in.from.rank];
+  if (part.reported) return;
+  part.reported = true;
+  const auto trainer = local(m, role_kind::trainer);
+  out.push_back(envelope{in.from, trainer, in.incarnation, in.stamp, report});
+  if (!ranks_where(m, [](const auto& x) { return !x.reported; }).empty()) return;
+  post(m.who, trainer,
+       rollout_done{r.id, r.began_at, r.ended_at, r.transitions, r.aborted_transitions}, out);
+  m.last_rollout = r.id;
+  m.rollout.reset();
+  enter(m, phase::idle, now);
+}
+
+void tick_rollout(planner_machine& m, time_point now, effects& out) {
+  if (!m.rollout) return;
+  const auto& c = m.config;
+  const auto waited = now - m.phase_began_at;
+  if (m.now_in == phase::admitting) {
+    if (waited > c.admit_max)
+      return fail_late(m, ranks_where(m, [](const auto& x) { return !all_admitted(x); }),
+                       "admit its requests", c.admit_max, out);
+    for (auto& [rank, r] : m.rollout->ranks)
+      for (std::size_t i = 0; i < r.parts_sent; ++i)
+        if (!r.parts[i].admitted && now - r.parts[i].sent_at >= c.resend)
+          send_part(m, rank, r.parts[i], now, out);
+  } else if (m.now_in == phase::starting) {
+    if (waited > c.start_max)
+      return fail_late(m, ranks_where(m, [](const auto& x) { return !x.started; }), "start",
+                       c.start_max, out);
+    for (auto& [rank, r] : m.rollout->ranks)
+      if (!r.started && now - r.sent_at >= c.resend) send_start(m, rank, r, now, out);
+  } else if (m.now_in == phase::running) {
+    if (waited > c.rollout_max)
+      return fail_late(m, ranks_where(m, [](const auto& x) { return !x.finished(); }),
+                       "finish its requests", c.rollout_max, out);
+  } else if (m.now_in == phase::reporting) {
+    if (waited > c.report_max)
+      return fail_late(m, ranks_where(m, [](const auto& x) { return !x.reported; }),
+                       "report its time line", c.report_max, out);
+    for (auto& [rank, r] : m.rollout->ranks)
+      if (!r.reported && now - r.sent_at >= c.resend) send_end(m, rank, r, now, out);
+  }
+}
+
+} // namespace adafloor::planner_parts
