@@ -11,7 +11,10 @@ floor_plan adaptive_choice(const std::vector<predicted_prompt>& /*workload*/,
   std::reverse(stages.begin(), stages.end());
   auto world = static_cast<std::size_t>(options.world);
   for (int floor : stages) {
-    auto capacity = capacity_at(options.capacities, floor, options.experts) * 1000;
+    // A pool that is resized with the group binds at each size on its own.
+    auto capacity = capacity_at(options.capacities, options.resize_pool ? options.world : floor,
+                                options.experts)
+                    * 1000;
     if (auto matching = match_units(units, world, capacity))
       return plan_for_matching(units, std::move(*matching), options, floor);
   }

@@ -1,7 +1,11 @@
 #include "planner/plan/exits.hpp"
 
+#include "planner/plan/future.hpp"
+
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <numeric>
 
 namespace adafloor {
 namespace {
@@ -19,16 +23,37 @@ std::vector<rank_id> unfinished_ranks(const exit_view& view) {
   return out;
 }
 
+// Whether packing onto fewer ranks of the same group is worth a look.
+bool may_repack(const plan_options& options, const std::vector<int>& counts, int live,
+                const exit_memory& memory) {
+  if (options.policy != plan_policy::adaptive || options.migrate != migrate_kind::consolidate)
+    return false;
+  if (live > memory.repacked_live - std::max(4, memory.repacked_live / 32)) return false;
+  auto active = static_cast<int>(std::count_if(counts.begin(), counts.end(), [](int n) { return n > 0; }));
+  if (active < 2 || live > (active - 1) * options.max_num_seqs) return false;
+  auto group = static_cast<int>(counts.size());
+  return decode_cost(options.costs, group, active - 1, options.max_num_seqs, live).constant_ms
+         < decode_cost(options.costs, group, active, options.max_num_seqs, live).constant_ms;
+}
+
 } // namespace
 
-bool may_exit(const step_plan& plan, const plan_options& options, int group, int active, int live,
+bool may_exit(const step_plan& plan, const plan_options& options, std::vector<int> counts,
               const exit_memory& memory) {
   if (plan.exits.empty()) return false;
-  int needed = active;
-  if (migrates(options)) {
-    needed = std::min(active, (live + options.max_num_seqs - 1) / options.max_num_seqs);
-    bool same = memory.refused_group == group;
-    if (same && live > memory.refused_live - std::max(1, memory.refused_live / 64)) return false;
+  auto group = static_cast<int>(counts.size());
+  int live = std::accumulate(counts.begin(), counts.end(), 0);
+  if (may_repack(options, counts, live, memory)) return true;
+  bool same = memory.refused_group == group;
+  if (same && live > memory.refused_live - std::max(1, memory.refused_live / 64)) return false;
+  int movable = 0;
+  if (options.policy == plan_policy::adaptive && migrates(options))
+    movable = options.migrate == migrate_kind::stragglers ? options.stragglers_max : live;
+  std::sort(counts.begin(), counts.end());
+  int needed = group;
+  for (int moved = 0; needed > 0; --needed) {
+    moved += counts[static_cast<std::size_t>(group - needed)];
+    if (moved > movable || (moved > 0 && live > (needed - 1) * options.max_num_seqs)) break;
   }
   return next_group(plan.exits, group, needed).has_value();
 }
@@ -73,33 +98,118 @@ std::optional<exit_choice> planned_exit_now(const step_plan& plan, const exit_vi
   return exit_choice{*to, std::move(*survivors), {}};
 }
 
-std::optional<exit_choice> packed_exit(const step_plan& plan, const plan_options& options,
-                                       const std::vector<predicted_prompt>& predicted,
-                                       const exit_view& view) {
-  auto group = static_cast<int>(view.members.size());
-  auto live = static_cast<int>(view.live.size());
-  int needed = (live + options.max_num_seqs - 1) / options.max_num_seqs;
+std::optional<packing> packed(int to, double capacity, const step_plan& plan,
+                              const plan_options& options,
+                              const std::vector<predicted_prompt>& predicted,
+                              const exit_view& view) {
   auto finals = predicted_finals(options, predicted, view.live, plan.guard_cap);
   std::vector<live_request> requests;
+  requests.reserve(view.live.size());
   for (std::size_t i = 0; i < view.live.size(); ++i) {
     const auto& r = view.live[i];
     requests.push_back({r.request, r.rank, r.tokens + r.held_prompt, finals[i] + r.held_prompt});
   }
-  for (auto to = next_group(plan.exits, group, needed, true); to;
-       to = next_group(plan.exits, group, *to + 1, true)) {
-    pack_limits limits;
-    limits.max_num_seqs = options.max_num_seqs;
-    limits.capacity_tokens = static_cast<double>(
-        options.resize_pool ? capacity_at(options.capacities, *to, options.experts)
-                            : plan.capacity_tokens);
-    auto packed = pack_live(requests, view.members, *to, limits);
-    if (!packed) continue;
-    if (options.migrate == migrate_kind::stragglers
-        && static_cast<int>(packed->moves.size()) > options.stragglers_max)
-      continue;
-    return exit_choice{*to, std::move(packed->survivors), std::move(packed->moves)};
+  return pack_live(requests, view.members, to, {options.max_num_seqs, capacity});
+}
+
+double capacity_of(int group, const step_plan& plan, const plan_options& options) {
+  return static_cast<double>(options.resize_pool
+                                 ? capacity_at(options.capacities, group, options.experts)
+                                 : plan.capacity_tokens);
+}
+
+// The exit to one size, if the requests allow it.
+std::optional<exit_choice> exit_to(int to, const step_plan& plan, const plan_options& options,
+                                   const std::vector<predicted_prompt>& predicted,
+                                   const exit_view& view) {
+  if (!migrates(options)) {
+    auto survivors = options.residency == residency_kind::planned
+                         ? planned_survivors(view.members, to)
+                         : survivors_for(unfinished_ranks(view), view.members, to);
+    if (!survivors) return std::nullopt;
+    for (auto rank : unfinished_ranks(view))
+      if (!std::binary_search(survivors->begin(), survivors->end(), rank)) return std::nullopt;
+    return exit_choice{to, std::move(*survivors), {}};
   }
-  return std::nullopt;
+  auto found = packed(to, capacity_of(to, plan, options), plan, options, predicted, view);
+  if (!found) return std::nullopt;
+  if (options.migrate == migrate_kind::stragglers
+      && static_cast<int>(found->moves.size()) > options.stragglers_max)
+    return std::nullopt;
+  return exit_choice{to, std::move(found->survivors), std::move(found->moves)};
+}
+
+// Largest resident tokens of a rank after the moves.
+double widest_after(const exit_view& view, const std::vector<request_move>& moves) {
+  std::map<rank_id, double> held;
+  std::map<std::uint64_t, rank_id> target;
+  for (const auto& move : moves) target.emplace(move.request, move.to);
+  double widest = 0;
+  for (const auto& r : view.live) {
+    auto moved = target.find(r.request);
+    auto& tokens = held[moved == target.end() ? r.rank : moved->second];
+    tokens += r.tokens + r.held_prompt;
+    widest = std::max(widest, tokens);
+  }
+  return widest;
+}
+
+// Empties one rank within the same group if the cheaper decode steps pay for the copies. The gain
+// counts until the emptied ranks would have drained by themselves, by the median of the futures.
+std::optional<exit_choice> repack(const step_plan& plan, const plan_options& options,
+                                  const std::vector<predicted_prompt>& predicted,
+                                  const exit_view& view, exit_memory& memory, double limit) {
+  auto unfinished = unfinished_ranks(view);
+  auto group = static_cast<int>(view.members.size());
+  auto active = static_cast<int>(unfinished.size());
+  auto live = static_cast<int>(view.live.size());
+  auto found = packed(active - 1, capacity_of(group, plan, options), plan, options, predicted, view);
+  if (!found || found->moves.empty()) return std::nullopt;
+  std::vector<double> drained;
+  for (const auto& finals :
+       sample_finals(memory, *memory.survival, view.live, limit, options.seed, 5)) {
+    double longest = 0;
+    for (std::size_t i = 0; i < view.live.size(); ++i)
+      if (!std::binary_search(found->survivors.begin(), found->survivors.end(), view.live[i].rank))
+        longest = std::max(longest, finals[i] - view.live[i].tokens);
+    drained.push_back(longest);
+  }
+  std::nth_element(drained.begin(), drained.begin() + 2, drained.end());
+  auto ms = [&](int ranks, double widest) {
+    auto cost = decode_cost(options.costs, group, ranks, options.max_num_seqs, live);
+    return cost.constant_ms + cost.per_max_kv_ms * widest;
+  };
+  double saved = ms(active, widest_after(view, {})) - ms(active - 1, widest_after(view, found->moves));
+  std::map<rank_id, double> received;
+  double most = 0;
+  for (const auto& move : found->moves)
+    for (const auto& r : view.live)
+      if (r.request == move.request)
+        most = std::max(most, received[move.to] += r.tokens + r.held_prompt);
+  double pause = options.costs.blackout_seconds + copy_seconds(options.costs, most);
+  if (saved * drained[2] / 1000 <= 2 * pause) return std::nullopt;
+  return exit_choice{group, view.members, std::move(found->moves)};
+}
+
+// The best exit by expectation, if it beats staying.
+std::optional<exit_choice> expected_exit(const step_plan& plan, const plan_options& options,
+                                         const std::vector<predicted_prompt>& predicted,
+                                         const exit_view& view, exit_memory& memory,
+                                         double limit) {
+  auto rules = rules_for(plan, options, static_cast<int>(view.members.size()));
+  // Many requests average each other out: fewer futures do.
+  int count = std::max(1, view.live.size() > 128 ? options.scenarios / 2 : options.scenarios);
+  auto worth = expected_values(
+      view, rules, sample_finals(memory, *memory.survival, view.live, limit, options.seed, count),
+      options);
+  double wait = *std::min_element(worth.wait.begin(), worth.wait.end());
+  for (;;) {
+    auto best = std::min_element(worth.now.begin(), worth.now.end());
+    if (*best > wait) return std::nullopt;
+    auto size = rules.sizes[static_cast<std::size_t>(best - worth.now.begin())];
+    if (auto choice = exit_to(size, plan, options, predicted, view)) return choice;
+    *best = std::numeric_limits<double>::infinity(); // does not pack after all
+  }
 }
 
 } // namespace
@@ -108,14 +218,27 @@ std::optional<exit_choice> decide_exit(const step_plan& plan, const plan_options
                                        const std::vector<predicted_prompt>& predicted,
                                        const exit_view& view, exit_memory& memory) {
   if (plan.exits.empty() || view.live.empty()) return std::nullopt;
-  if (!migrates(options))
+  if (options.policy != plan_policy::adaptive)
     return options.residency == residency_kind::planned ? planned_exit_now(plan, view)
                                                         : natural_exit(plan, view);
-  auto choice = packed_exit(plan, options, predicted, view);
-  if (!choice) {
-    memory.refused_group = static_cast<int>(view.members.size());
-    memory.refused_live = static_cast<int>(view.live.size());
+  std::vector<int> counts(view.members.size());
+  for (const auto& r : view.live) {
+    auto place = std::lower_bound(view.members.begin(), view.members.end(), r.rank);
+    if (place != view.members.end()) ++counts[static_cast<std::size_t>(place - view.members.begin())];
   }
+  if (!memory.survival)
+    memory.survival = std::make_shared<survival_model>(predicted, plan.prompts);
+  double limit = options.kv.max_response_length;
+  if (plan.guard_cap > 0) limit = std::min<double>(limit, plan.guard_cap);
+  auto live = static_cast<int>(view.live.size());
+  bool repackable = may_repack(options, counts, live, memory);
+  auto choice = expected_exit(plan, options, predicted, view, memory, limit);
+  if (choice) return choice;
+  memory.refused_group = static_cast<int>(view.members.size());
+  memory.refused_live = live;
+  if (!repackable) return std::nullopt;
+  choice = repack(plan, options, predicted, view, memory, limit);
+  memory.repacked_live = choice ? live + 1 : live;
   return choice;
 }
 

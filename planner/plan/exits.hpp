@@ -2,7 +2,11 @@
 // Whether to shrink now, to which size, and who moves: called by the simulator and by the runtime.
 #include "planner/plan/plan.hpp"
 
+#include <memory>
+
 namespace adafloor {
+
+class survival_model;
 
 /// A request as the decision sees it: where it is and what it has generated.
 struct exit_request {
@@ -19,6 +23,8 @@ struct exit_view {
   double step = 0;                ///< decode steps so far
 };
 
+/// `to` equal to the present size: no exit, only moves that leave fewer ranks with work (where the
+/// cost model says that a decode step gets cheaper with each rank that has none).
 struct exit_choice {
   int to = 0;
   std::vector<rank_id> survivors; ///< ascending
@@ -26,15 +32,21 @@ struct exit_choice {
 };
 
 /// What a decider remembers between calls within one step, so that it need not try again after
-/// every completion what cannot have changed.
+/// every completion what cannot have changed. Start each step with a fresh one.
 struct exit_memory {
-  int refused_group = 0; ///< group in which packing was last refused
+  int refused_group = 0; ///< group in which an exit was last refused
   int refused_live = 0;  ///< live requests then
+  int repacked_live = 1 << 30; ///< live requests when packing within the group was last considered
+  std::shared_ptr<const survival_model> survival;
+  /// Final length of each request in each scenario. A draw stays valid while the request has not
+  /// outlived it, and is repeated, conditioned on survival, when it has.
+  std::vector<std::vector<double>> finals;
+  std::uint64_t draws = 0;
 };
 
-/// True if calling decide_exit can be of use: `live` unfinished requests on `active` ranks of a
-/// group of `group`. Cheap.
-bool may_exit(const step_plan& plan, const plan_options& options, int group, int active, int live,
+/// True if calling decide_exit can be of use: `counts` are the unfinished requests of each member
+/// of the group, in any order. Cheap.
+bool may_exit(const step_plan& plan, const plan_options& options, std::vector<int> counts,
               const exit_memory& memory);
 
 /// The exit to take now, or nothing. Deterministic; uses only what a runtime knows. Policies

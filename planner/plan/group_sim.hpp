@@ -49,7 +49,6 @@ private:
   void apply(const exit_choice& choice);
   void pause(double seconds);
   void spend(double seconds, bool decoding);
-  int active() const;
 
   const step_plan& plan_;
   const std::vector<prompt_lengths>& truth_;

@@ -74,12 +74,41 @@ namespace {
 
 struct bin {
   rank_id rank;
-  double tokens = 0, peak = 0;
-  std::vector<const live_request*> requests;
+  double tokens = 0;
+  std::vector<const live_request*> requests; ///< descending by growth once sorted
+
+  void sort() {
+    std::stable_sort(
+        requests.begin(), requests.end(),
+        [](const live_request* a, const live_request* b) { return growth(*a) > growth(*b); });
+  }
+  static double growth(const live_request& r) { return r.final_tokens - r.tokens; }
+  /// Predicted peak with one more request (or none), in one pass.
+  double peak_with(const live_request* added) const {
+    double held = 0, peak = 0, count = 0;
+    auto take = [&](const live_request& r) {
+      held += r.tokens;
+      peak = std::max(peak, held + ++count * growth(r));
+    };
+    for (const auto* r : requests) {
+      if (added != nullptr && growth(*added) > growth(*r)) {
+        take(*added);
+        added = nullptr;
+      }
+      take(*r);
+    }
+    if (added != nullptr) take(*added);
+    return peak;
+  }
+  void insert(const live_request* added) {
+    auto place = std::find_if(requests.begin(), requests.end(),
+                              [&](const live_request* r) { return growth(*added) > growth(*r); });
+    requests.insert(place, added);
+  }
 };
 
-bool fits(const bin& b, double peak, const pack_limits& limits) {
-  return static_cast<int>(b.requests.size()) <= limits.max_num_seqs
+bool fits(double count, double peak, const pack_limits& limits) {
+  return count <= limits.max_num_seqs
          && (limits.capacity_tokens <= 0 || peak <= limits.capacity_tokens);
 }
 
@@ -94,7 +123,7 @@ std::optional<packing> pack_live(const std::vector<live_request>& live,
     return std::nullopt;
   std::vector<bin> bins;
   for (auto rank : members)
-    bins.push_back({rank, 0, 0, {}});
+    bins.push_back({rank, 0, {}});
   std::sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) { return a.rank < b.rank; });
   for (const auto& request : live) {
     auto place = std::lower_bound(bins.begin(), bins.end(), request.rank,
@@ -113,8 +142,13 @@ std::optional<packing> pack_live(const std::vector<live_request>& live,
   packing out;
   for (auto& b : bins) {
     out.survivors.push_back(b.rank);
-    b.peak = future_peak(b.requests);
-    if (!fits(b, b.peak, limits)) return std::nullopt;
+    b.sort();
+    // A survivor that is too full itself gives away what grows most.
+    while (!b.requests.empty()
+           && !fits(static_cast<double>(b.requests.size()), b.peak_with(nullptr), limits)) {
+      movers.push_back(b.requests.front());
+      b.requests.erase(b.requests.begin());
+    }
   }
   std::sort(movers.begin(), movers.end(), [](const live_request* a, const live_request* b) {
     return std::tuple(-a->final_tokens, a->request) < std::tuple(-b->final_tokens, b->request);
@@ -123,18 +157,16 @@ std::optional<packing> pack_live(const std::vector<live_request>& live,
     bin* best = nullptr;
     double best_peak = 0;
     for (auto& b : bins) {
-      b.requests.push_back(mover);
-      double peak = future_peak(b.requests);
-      if (fits(b, peak, limits) && (best == nullptr || peak < best_peak)) {
+      if (static_cast<int>(b.requests.size()) >= limits.max_num_seqs) continue;
+      double peak = b.peak_with(mover);
+      if (fits(0, peak, limits) && (best == nullptr || peak < best_peak)) {
         best = &b;
         best_peak = peak;
       }
-      b.requests.pop_back();
     }
     if (best == nullptr) return std::nullopt;
-    best->requests.push_back(mover);
-    best->peak = best_peak;
-    out.moves.push_back({mover->request, mover->rank, best->rank});
+    best->insert(mover);
+    if (mover->rank != best->rank) out.moves.push_back({mover->request, mover->rank, best->rank});
   }
   std::sort(out.survivors.begin(), out.survivors.end());
   return out;

@@ -60,9 +60,10 @@ struct packing {
 };
 
 /// Packs the live requests into `size` of the `members`: survivors are those with most live
-/// requests (ties: more tokens, then the lowest rank), and each request of a leaver goes, longest
-/// first, to the survivor whose predicted peak grows to the least. Nothing if it does not fit: the
-/// batch limit, the present tokens or the predicted future peak of some survivor.
+/// requests (ties: more tokens, then the lowest rank), and each request of a leaver, or of a
+/// survivor that is too full itself, goes, longest first, to the survivor whose predicted peak
+/// grows to the least. Nothing if it does not fit: the batch limit, the present tokens or the
+/// predicted future peak of some survivor.
 std::optional<packing> pack_live(const std::vector<live_request>& live,
                                  const std::vector<rank_id>& members, int size,
                                  const pack_limits& limits);

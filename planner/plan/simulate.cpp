@@ -164,13 +164,6 @@ bool group_sim::relieve(int rank) {
   return true;
 }
 
-int group_sim::active() const {
-  int count = 0;
-  for (auto member : members_)
-    count += ranks_[member.value].live.empty() && ranks_[member.value].waiting.empty() ? 0 : 1;
-  return count;
-}
-
 // The step until which nothing changes: the next finish, overflow or change of the fullest rank.
 std::int64_t group_sim::horizon(int* widest) const {
   auto until = std::numeric_limits<std::int64_t>::max();
@@ -284,9 +277,11 @@ void group_sim::finish_due() {
 
 void group_sim::consider_exit() {
   for (;;) {
-    auto group = static_cast<int>(members_.size());
-    if (unfinished_ == 0 || !may_exit(plan_, options_, group, active(), unfinished_, memory_))
-      return;
+    std::vector<int> counts;
+    for (auto member : members_)
+      counts.push_back(
+          static_cast<int>(ranks_[member.value].live.size() + ranks_[member.value].waiting.size()));
+    if (unfinished_ == 0 || !may_exit(plan_, options_, std::move(counts), memory_)) return;
     exit_view view;
     view.members = members_;
     view.step = static_cast<double>(step_);
@@ -337,8 +332,10 @@ void group_sim::apply(const exit_choice& choice) {
   double copy = 0;
   for (double tokens : received)
     copy = std::max(copy, copy_seconds(options_.costs, tokens));
-  transition.pause_seconds = exit_seconds(options_.costs, transition.from, transition.to)
-                             + options_.costs.lease_start_seconds
+  bool leaves = transition.to < transition.from;
+  transition.pause_seconds = (leaves ? exit_seconds(options_.costs, transition.from, transition.to)
+                                           + options_.costs.lease_start_seconds
+                                     : 0)
                              + (choice.moves.empty() ? 0 : options_.costs.blackout_seconds + copy);
   pause(transition.pause_seconds);
   members_ = choice.survivors;
@@ -349,7 +346,7 @@ void group_sim::apply(const exit_choice& choice) {
     refresh(static_cast<int>(member.value));
     admit(static_cast<int>(member.value));
   }
-  result_.transitions.push_back(transition);
+  if (leaves) result_.transitions.push_back(transition);
 }
 
 step_result group_sim::run() {

@@ -1,0 +1,194 @@
+#include "planner/plan/future.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace adafloor {
+
+future_rules rules_for(const step_plan& plan, const plan_options& options, int group) {
+  future_rules rules;
+  rules.sizes.push_back(group);
+  for (const auto& exit : plan.exits)
+    if (exit.to < group) rules.sizes.push_back(exit.to);
+  std::sort(rules.sizes.begin(), rules.sizes.end(), std::greater<>{});
+  for (int size : rules.sizes)
+    rules.capacity.push_back(options.resize_pool
+                                 ? capacity_at(options.capacities, size, options.experts)
+                                 : plan.capacity_tokens);
+  if (options.migrate == migrate_kind::stragglers) rules.movable = options.stragglers_max;
+  if (options.migrate == migrate_kind::consolidate) rules.movable = std::numeric_limits<int>::max();
+  rules.planned = options.residency == residency_kind::planned;
+  return rules;
+}
+
+namespace {
+
+constexpr std::size_t moments_max = 24;
+
+// Lengths by rank and overall, ascending, as steps from now at which requests end.
+struct endings {
+  std::vector<std::vector<double>> by_rank; ///< in order of members
+  std::vector<double> all;
+  double held = 0; ///< tokens now, all requests
+};
+
+endings endings_of(const exit_view& view, const std::vector<double>& finals) {
+  endings out;
+  out.by_rank.resize(view.members.size());
+  for (std::size_t i = 0; i < view.live.size(); ++i) {
+    const auto& r = view.live[i];
+    auto place = std::lower_bound(view.members.begin(), view.members.end(), r.rank);
+    auto end = std::max(1.0, finals[i] - r.tokens);
+    if (place != view.members.end() && *place == r.rank)
+      out.by_rank[static_cast<std::size_t>(place - view.members.begin())].push_back(end);
+    out.all.push_back(end);
+    out.held += r.tokens + r.held_prompt;
+  }
+  for (auto& rank : out.by_rank)
+    std::sort(rank.begin(), rank.end());
+  std::sort(out.all.begin(), out.all.end());
+  return out;
+}
+
+double alive(const std::vector<double>& ascending, double at) {
+  return static_cast<double>(ascending.end()
+                             - std::upper_bound(ascending.begin(), ascending.end(), at));
+}
+
+std::vector<double> moments_of(const std::vector<double>& ends) {
+  std::vector<double> out{0};
+  for (std::size_t k = 1; k < moments_max; ++k) {
+    double at = ends[std::min(ends.size() - 1, k * ends.size() / moments_max)];
+    if (at > out.back()) out.push_back(at);
+  }
+  // The tail decides: its last completions each get a moment of their own.
+  for (std::size_t k = ends.size() > 6 ? ends.size() - 6 : 0; k < ends.size(); ++k)
+    if (ends[k] > out.back()) out.push_back(ends[k]);
+  return out;
+}
+
+// What the requests alive at one moment look like.
+struct moment_state {
+  double live = 0, active = 0, widest = 0; ///< requests, ranks with some, most tokens on a rank
+  double left = 0;                         ///< planned residency: first members that are done
+  std::vector<double> below;               ///< below[i]: requests on the i emptiest members
+};
+
+moment_state state_at(const endings& ends, double held_each, double at) {
+  moment_state s;
+  s.below.push_back(0);
+  bool done = true;
+  for (const auto& rank : ends.by_rank) {
+    double n = alive(rank, at);
+    s.below.push_back(n);
+    s.live += n;
+    s.active += n > 0 ? 1 : 0;
+    s.widest = std::max(s.widest, n * (held_each + at));
+    done = done && n == 0;
+    s.left += done ? 1 : 0;
+  }
+  std::sort(s.below.begin() + 1, s.below.end());
+  for (std::size_t i = 1; i < s.below.size(); ++i)
+    s.below[i] += s.below[i - 1];
+  return s;
+}
+
+bool possible(const moment_state& s, const future_rules& rules, std::size_t size, double peak,
+              const plan_options& options) {
+  auto h = static_cast<std::size_t>(rules.sizes[size]);
+  auto members = s.below.size() - 1;
+  auto leavers = members > h ? members - h : 0;
+  if (rules.planned && rules.movable == 0) return s.left >= static_cast<double>(leavers);
+  double moved = s.below[leavers];
+  if (moved > rules.movable) return false;
+  if (moved == 0) return true;
+  return s.live <= static_cast<double>(h) * options.max_num_seqs
+         && peak <= static_cast<double>(h) * static_cast<double>(rules.capacity[size]);
+}
+
+double step_ms(const moment_state& s, const future_rules& rules, std::size_t size, double tokens,
+               const plan_options& options) {
+  int h = rules.sizes[size];
+  int live = std::max(1, static_cast<int>(s.live));
+  int active = std::max(1, static_cast<int>(s.active));
+  if (size > 0) active = std::max(1, std::min(h, live));
+  if (rules.movable == std::numeric_limits<int>::max()) // as far as packing can go
+    active = std::min(active, (live + options.max_num_seqs - 1) / options.max_num_seqs + 1);
+  active = std::min(active, h);
+  double widest = size == 0 ? s.widest : std::max(tokens, 1.1 * tokens * live / h);
+  int batch = std::min(options.max_num_seqs, (live + active - 1) / active);
+  auto cost = decode_cost(options.costs, h, active, batch, live);
+  return cost.constant_ms + cost.per_max_kv_ms * widest;
+}
+
+} // namespace
+
+exit_future build_future(const exit_view& view, const std::vector<double>& finals,
+                         const future_rules& rules, const plan_options& options) {
+  constexpr auto never = std::numeric_limits<std::size_t>::max();
+  exit_future out;
+  out.sizes = rules.sizes;
+  auto ends = endings_of(view, finals);
+  auto moments = moments_of(ends.all);
+  auto count = moments.size() - 1;
+  double each = ends.held / static_cast<double>(std::max<std::size_t>(1, view.live.size()));
+  out.cost.assign(rules.sizes.size(), std::vector<double>(count, 0));
+  out.earliest.assign(rules.sizes.size(), never);
+  out.earliest[0] = 0;
+  double margin = options.kv.margin_milli / 1000.0, peak = 0, after_live = 0;
+  for (std::size_t k = count; k-- > 0;) {
+    auto start = state_at(ends, each, moments[k]);
+    auto middle = start;
+    middle.live = (start.live + after_live) / 2;
+    after_live = start.live;
+    peak = std::max(peak, start.live * (each + moments[k + 1]) * margin);
+    double steps = moments[k + 1] - moments[k];
+    double tokens = each + (moments[k] + moments[k + 1]) / 2;
+    for (std::size_t s = 0; s < rules.sizes.size(); ++s) {
+      double held = (options.lambda - 1) * options.world + rules.sizes[s];
+      out.cost[s][k] = held * steps * step_ms(middle, rules, s, tokens, options) / 1000;
+      if (s > 0 && possible(start, rules, s, peak, options)) out.earliest[s] = k;
+    }
+  }
+  return out;
+}
+
+exit_worth expected_values(const exit_view& view, const future_rules& rules,
+                           const std::vector<std::vector<double>>& futures,
+                           const plan_options& options) {
+  auto sizes = rules.sizes.size();
+  exit_worth mean{std::vector<double>(sizes, 0), std::vector<double>(sizes, 0)};
+  for (const auto& finals : futures) {
+    auto one = exit_values(build_future(view, finals, rules, options), options.costs,
+                           options.lambda, options.world);
+    for (std::size_t i = 0; i < sizes; ++i) {
+      mean.now[i] += one.now[i];
+      mean.wait[i] += std::min(one.wait[i], one.wait[0]);
+    }
+  }
+  for (auto* list : {&mean.now, &mean.wait})
+    for (auto& value : *list)
+      value /= static_cast<double>(futures.size());
+  return mean;
+}
+
+std::vector<double> expected_times(const exit_view& view, const future_rules& rules,
+                                   const survival_model& model, const plan_options& options,
+                                   double* tail) {
+  std::vector<double> mean(rules.sizes.size(), 0);
+  *tail = 0;
+  int count = std::max(1, options.scenarios);
+  exit_memory memory;
+  for (const auto& finals : sample_finals(memory, model, view.live, options.kv.max_response_length,
+                                          options.seed, count)) {
+    auto future = build_future(view, finals, rules, options);
+    auto moments = moments_of(endings_of(view, finals).all);
+    *tail += (view.step + moments.back()) / count;
+    for (std::size_t i = 1; i < mean.size(); ++i)
+      mean[i] += (view.step + moments[std::min(future.earliest[i], moments.size() - 1)]) / count;
+  }
+  return mean;
+}
+
+} // namespace adafloor
