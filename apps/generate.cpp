@@ -1,5 +1,6 @@
 #include "apps/generate.hpp"
 
+#include "apps/commands.hpp"
 #include "gpu/local_run.hpp"
 #include "gpu/loopback.hpp"
 #include "gpu/model_config.hpp"
@@ -187,17 +188,6 @@ result<void> generate(const generate_options& options) {
   return {};
 }
 
-int exit_code_of(error_code code) {
-  switch (code) {
-  case error_code::bad_input:
-    return 2;
-  case error_code::peer_lost:
-    return 3;
-  default:
-    return 1;
-  }
-}
-
 } // namespace
 
 std::vector<std::unique_ptr<collective_fabric>> make_local_fabrics(std::uint32_t ranks) {
@@ -233,11 +223,8 @@ void add_generate(CLI::App& root, int* exit_code) {
                       "Write float32 logits [positions, vocabulary] of prompt and response");
   command->add_flag("--json", options->as_json, "Print one JSON object");
   command->callback([options, exit_code] {
-    *exit_code = 0;
     auto done = generate(*options);
-    if (done) return;
-    std::cerr << "adafloor generate: " << done.error().text << std::endl;
-    *exit_code = exit_code_of(done.error().code);
+    *exit_code = done ? 0 : print_error(done.error());
   });
 }
 
