@@ -29,23 +29,20 @@ bool may_repack(const plan_options& options, const std::vector<int>& counts, int
   if (options.policy != plan_policy::adaptive || options.migrate != migrate_kind::consolidate)
     return false;
   if (live > memory.repacked_live - std::max(4, memory.repacked_live / 32)) return false;
-  auto active = static_cast<int>(std::count_if(counts.begin(), counts.end(), [](int n) { return n > 0; }));
+  auto active =
+      static_cast<int>(std::count_if(counts.begin(), counts.end(), [](int n) { return n > 0; }));
   if (active < 2 || live > (active - 1) * options.max_num_seqs) return false;
   auto group = static_cast<int>(counts.size());
   return decode_cost(options.costs, group, active - 1, options.max_num_seqs, live).constant_ms
          < decode_cost(options.costs, group, active, options.max_num_seqs, live).constant_ms;
 }
 
-} // namespace
-
-bool may_exit(const step_plan& plan, const plan_options& options, std::vector<int> counts,
-              const exit_memory& memory) {
-  if (plan.exits.empty()) return false;
+bool may_leave(const step_plan& plan, const plan_options& options, std::vector<int> counts,
+               int live, const exit_memory& memory) {
   auto group = static_cast<int>(counts.size());
-  int live = std::accumulate(counts.begin(), counts.end(), 0);
-  if (may_repack(options, counts, live, memory)) return true;
   bool same = memory.refused_group == group;
-  if (same && live > memory.refused_live - std::max(1, memory.refused_live / 64)) return false;
+  if (same && live > memory.refused_live - std::max(1, memory.refused_live / memory.patience))
+    return false;
   int movable = 0;
   if (options.policy == plan_policy::adaptive && migrates(options))
     movable = options.migrate == migrate_kind::stragglers ? options.stragglers_max : live;
@@ -56,6 +53,16 @@ bool may_exit(const step_plan& plan, const plan_options& options, std::vector<in
     if (moved > movable || (moved > 0 && live > (needed - 1) * options.max_num_seqs)) break;
   }
   return next_group(plan.exits, group, needed).has_value();
+}
+
+} // namespace
+
+bool may_exit(const step_plan& plan, const plan_options& options, const std::vector<int>& counts,
+              const exit_memory& memory) {
+  if (plan.exits.empty()) return false;
+  int live = std::accumulate(counts.begin(), counts.end(), 0);
+  return may_repack(options, counts, live, memory)
+         || may_leave(plan, options, counts, live, memory);
 }
 
 std::vector<double> predicted_finals(const plan_options& options,
@@ -143,7 +150,8 @@ std::optional<exit_choice> exit_to(int to, const step_plan& plan, const plan_opt
 double widest_after(const exit_view& view, const std::vector<request_move>& moves) {
   std::map<rank_id, double> held;
   std::map<std::uint64_t, rank_id> target;
-  for (const auto& move : moves) target.emplace(move.request, move.to);
+  for (const auto& move : moves)
+    target.emplace(move.request, move.to);
   double widest = 0;
   for (const auto& r : view.live) {
     auto moved = target.find(r.request);
@@ -163,7 +171,8 @@ std::optional<exit_choice> repack(const step_plan& plan, const plan_options& opt
   auto group = static_cast<int>(view.members.size());
   auto active = static_cast<int>(unfinished.size());
   auto live = static_cast<int>(view.live.size());
-  auto found = packed(active - 1, capacity_of(group, plan, options), plan, options, predicted, view);
+  auto found =
+      packed(active - 1, capacity_of(group, plan, options), plan, options, predicted, view);
   if (!found || found->moves.empty()) return std::nullopt;
   std::vector<double> drained;
   for (const auto& finals :
@@ -179,7 +188,8 @@ std::optional<exit_choice> repack(const step_plan& plan, const plan_options& opt
     auto cost = decode_cost(options.costs, group, ranks, options.max_num_seqs, live);
     return cost.constant_ms + cost.per_max_kv_ms * widest;
   };
-  double saved = ms(active, widest_after(view, {})) - ms(active - 1, widest_after(view, found->moves));
+  double saved =
+      ms(active, widest_after(view, {})) - ms(active - 1, widest_after(view, found->moves));
   std::map<rank_id, double> received;
   double most = 0;
   for (const auto& move : found->moves)
@@ -191,25 +201,33 @@ std::optional<exit_choice> repack(const step_plan& plan, const plan_options& opt
   return exit_choice{group, view.members, std::move(found->moves)};
 }
 
-// The best exit by expectation, if it beats staying.
+// The best exit by expectation, if it beats staying. Packing is tried before any future is drawn.
 std::optional<exit_choice> expected_exit(const step_plan& plan, const plan_options& options,
                                          const std::vector<predicted_prompt>& predicted,
-                                         const exit_view& view, exit_memory& memory,
-                                         double limit) {
+                                         const exit_view& view, exit_memory& memory, double limit) {
   auto rules = rules_for(plan, options, static_cast<int>(view.members.size()));
+  std::vector<std::optional<exit_choice>> choices(rules.sizes.size());
+  bool any = false;
+  for (std::size_t i = 1; i < choices.size(); ++i) {
+    choices[i] = exit_to(rules.sizes[i], plan, options, predicted, view);
+    any = any || choices[i];
+  }
+  memory.refused_group = static_cast<int>(view.members.size());
+  memory.refused_live = static_cast<int>(view.live.size());
+  memory.patience = 64;
+  if (!any) return std::nullopt;
   // Many requests average each other out: fewer futures do.
   int count = std::max(1, view.live.size() > 128 ? options.scenarios / 2 : options.scenarios);
   auto worth = expected_values(
       view, rules, sample_finals(memory, *memory.survival, view.live, limit, options.seed, count),
       options);
   double wait = *std::min_element(worth.wait.begin(), worth.wait.end());
-  for (;;) {
-    auto best = std::min_element(worth.now.begin(), worth.now.end());
-    if (*best > wait) return std::nullopt;
-    auto size = rules.sizes[static_cast<std::size_t>(best - worth.now.begin())];
-    if (auto choice = exit_to(size, plan, options, predicted, view)) return choice;
-    *best = std::numeric_limits<double>::infinity(); // does not pack after all
-  }
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < choices.size(); ++i)
+    if (choices[i] && (best == 0 || worth.now[i] < worth.now[best])) best = i;
+  memory.patience = 20;
+  if (best == 0 || worth.now[best] > wait) return std::nullopt;
+  return std::move(choices[best]);
 }
 
 } // namespace
@@ -224,18 +242,18 @@ std::optional<exit_choice> decide_exit(const step_plan& plan, const plan_options
   std::vector<int> counts(view.members.size());
   for (const auto& r : view.live) {
     auto place = std::lower_bound(view.members.begin(), view.members.end(), r.rank);
-    if (place != view.members.end()) ++counts[static_cast<std::size_t>(place - view.members.begin())];
+    if (place != view.members.end())
+      ++counts[static_cast<std::size_t>(place - view.members.begin())];
   }
-  if (!memory.survival)
-    memory.survival = std::make_shared<survival_model>(predicted, plan.prompts);
+  if (!memory.survival) memory.survival = std::make_shared<survival_model>(predicted, plan.prompts);
   double limit = options.kv.max_response_length;
   if (plan.guard_cap > 0) limit = std::min<double>(limit, plan.guard_cap);
   auto live = static_cast<int>(view.live.size());
   bool repackable = may_repack(options, counts, live, memory);
-  auto choice = expected_exit(plan, options, predicted, view, memory, limit);
+  // A call for the sake of packing alone need not weigh exits again.
+  bool exits = may_leave(plan, options, counts, live, memory);
+  auto choice = exits ? expected_exit(plan, options, predicted, view, memory, limit) : std::nullopt;
   if (choice) return choice;
-  memory.refused_group = static_cast<int>(view.members.size());
-  memory.refused_live = live;
   if (!repackable) return std::nullopt;
   choice = repack(plan, options, predicted, view, memory, limit);
   memory.repacked_live = choice ? live + 1 : live;

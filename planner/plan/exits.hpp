@@ -34,8 +34,9 @@ struct exit_choice {
 /// What a decider remembers between calls within one step, so that it need not try again after
 /// every completion what cannot have changed. Start each step with a fresh one.
 struct exit_memory {
-  int refused_group = 0; ///< group in which an exit was last refused
-  int refused_live = 0;  ///< live requests then
+  int refused_group = 0;       ///< group in which an exit was last refused
+  int refused_live = 0;        ///< live requests then
+  int patience = 64;           ///< look again when a share of 1/patience of them has ended
   int repacked_live = 1 << 30; ///< live requests when packing within the group was last considered
   std::shared_ptr<const survival_model> survival;
   /// Final length of each request in each scenario. A draw stays valid while the request has not
@@ -46,7 +47,7 @@ struct exit_memory {
 
 /// True if calling decide_exit can be of use: `counts` are the unfinished requests of each member
 /// of the group, in any order. Cheap.
-bool may_exit(const step_plan& plan, const plan_options& options, std::vector<int> counts,
+bool may_exit(const step_plan& plan, const plan_options& options, const std::vector<int>& counts,
               const exit_memory& memory);
 
 /// The exit to take now, or nothing. Deterministic; uses only what a runtime knows. Policies

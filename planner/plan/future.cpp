@@ -174,19 +174,15 @@ exit_worth expected_values(const exit_view& view, const future_rules& rules,
 }
 
 std::vector<double> expected_times(const exit_view& view, const future_rules& rules,
-                                   const survival_model& model, const plan_options& options,
-                                   double* tail) {
+                                   const std::vector<std::vector<double>>& futures,
+                                   const plan_options& options) {
   std::vector<double> mean(rules.sizes.size(), 0);
-  *tail = 0;
-  int count = std::max(1, options.scenarios);
-  exit_memory memory;
-  for (const auto& finals : sample_finals(memory, model, view.live, options.kv.max_response_length,
-                                          options.seed, count)) {
+  for (const auto& finals : futures) {
     auto future = build_future(view, finals, rules, options);
     auto moments = moments_of(endings_of(view, finals).all);
-    *tail += (view.step + moments.back()) / count;
     for (std::size_t i = 1; i < mean.size(); ++i)
-      mean[i] += (view.step + moments[std::min(future.earliest[i], moments.size() - 1)]) / count;
+      mean[i] += (view.step + moments[std::min(future.earliest[i], moments.size() - 1)])
+                 / static_cast<double>(futures.size());
   }
   return mean;
 }

@@ -27,9 +27,10 @@ exit_worth expected_values(const exit_view& view, const future_rules& rules,
                            const std::vector<std::vector<double>>& futures,
                            const plan_options& options);
 
-/// Mean decode step at which each size becomes possible (index 0: 0), and in *tail the mean end.
+/// Mean decode step at which each size becomes possible (index 0: 0); the end of the step where it
+/// does not.
 std::vector<double> expected_times(const exit_view& view, const future_rules& rules,
-                                   const survival_model& model, const plan_options& options,
-                                   double* tail);
+                                   const std::vector<std::vector<double>>& futures,
+                                   const plan_options& options);
 
 } // namespace adafloor

@@ -136,6 +136,8 @@ step_plan matched_step(const std::vector<predicted_prompt>& workload,
   if (options.policy == plan_policy::paper)
     chosen =
         paper_choice(units, options.world, options.group_sizes, options.capacities, options.floor);
+  else if (options.policy == plan_policy::lengthsort)
+    chosen = full_world(units, options.world, capacity_for(options, options.world) * 1000);
   else if (options.policy == plan_policy::minskew)
     chosen = minskew_choice(units, options);
   else
@@ -176,8 +178,7 @@ result<epoch_plan> plan_epoch(const std::vector<predicted_prompt>& workload,
                               const plan_options& options) {
   if (auto checked = check_options(options); !checked) return tl::unexpected(checked.error());
   bool sort = options.policy != plan_policy::vanilla;
-  bool plain = options.policy == plan_policy::vanilla || options.policy == plan_policy::lengthsort
-               || options.policy == plan_policy::fixed;
+  bool plain = options.policy == plan_policy::vanilla || options.policy == plan_policy::fixed;
   epoch_plan plan;
   plan.guard_ratio = options.guard_ratio;
   for (const auto& prompt : workload)

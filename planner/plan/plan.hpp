@@ -11,8 +11,8 @@ namespace adafloor {
 
 enum class plan_policy {
   vanilla,    ///< dataset order, q prompts per rank in order, fixed group
-  lengthsort, ///< steps of similar predicted tails, sorted neighbours share a rank, fixed group
-  fixed,      ///< lengthsort's layout, always shrinks to the requested floor, no KV check
+  lengthsort, ///< steps of similar predicted tails, minimum-gap matching, fixed group
+  fixed,      ///< sorted neighbours share a rank, always shrinks to the floor, no KV check
   minskew,    ///< minimum-gap matching under the floor's capacity, no quotas
   paper,      ///< the published planner
   adaptive    ///< the default

@@ -281,7 +281,7 @@ void group_sim::consider_exit() {
     for (auto member : members_)
       counts.push_back(
           static_cast<int>(ranks_[member.value].live.size() + ranks_[member.value].waiting.size()));
-    if (unfinished_ == 0 || !may_exit(plan_, options_, std::move(counts), memory_)) return;
+    if (unfinished_ == 0 || !may_exit(plan_, options_, counts, memory_)) return;
     exit_view view;
     view.members = members_;
     view.step = static_cast<double>(step_);
