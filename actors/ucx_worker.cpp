@@ -15,6 +15,8 @@ namespace adafloor {
 
 namespace {
 
+constexpr unsigned knock_id = 0;
+
 std::string choice(const std::string& asked, const char* variable, const char* otherwise) {
   if (!asked.empty()) return asked;
   const char* set = std::getenv(variable);
@@ -32,12 +34,6 @@ bool has_shared_memory(const std::string& tls) {
   for (const char* name : {"posix", "sysv", "shm", "sm", "mm", "xpmem", "all"})
     if (("," + tls + ",").find("," + std::string(name) + ",") != std::string::npos) return true;
   return false;
-}
-
-void send_finished(void* request, ucs_status_t status, void* user) {
-  std::unique_ptr<ucx_sending> sending(static_cast<ucx_sending*>(user));
-  sending->done(status);
-  ucp_request_free(request);
 }
 
 result<ucp_context_h> make_context(const ucx_options& o, const std::string& name) {
@@ -89,6 +85,35 @@ tl::unexpected<error> no_address(const std::string& text) {
 } // namespace
 
 struct ucx_callbacks {
+  static void sent(void* request, ucs_status_t status, void* user) {
+    const std::unique_ptr<ucx_sending> sending(static_cast<ucx_sending*>(user));
+    sending->done(status);
+    ucp_request_free(request);
+  }
+
+  static ucs_status_t ignore(void*, const void*, std::size_t, void*, std::size_t,
+                             const ucp_am_recv_param_t*) {
+    return UCS_OK;
+  }
+
+  // UCX 1.13 chooses how to send a message before it knows which transports the connection gets,
+  // and crashes when those cannot ("Invalid am_short_iov length", or a null function). So a message
+  // of a size that all can send goes first, and the others wait here until it has gone out.
+  struct knock final : ucx_sending {
+    ucx_worker* worker;
+    ucx_endpoint* endpoint; // closing it completes this first
+    char byte = 0;
+    void done(ucs_status_t status) override {
+      if (status != UCS_OK) {
+        if (endpoint->status_ == UCS_OK) endpoint->status_ = status;
+        return;
+      }
+      endpoint->connected_ = true;
+      for (auto& w : std::exchange(endpoint->waiting_, {}))
+        worker->transmit(*endpoint, w.id, w.message, w.flags, std::move(w.sending));
+    }
+  };
+
   static void failed(void* argument, ucp_ep_h, ucs_status_t status) {
     static_cast<ucx_endpoint*>(argument)->status_ = status;
   }
@@ -134,6 +159,8 @@ result<std::unique_ptr<ucx_worker>> ucx_worker::open(const ucx_options& o,
   if (status != UCS_OK)
     return fail(error_code::io, std::string("UCX wake-up descriptor: ") + ucs_status_string(status)
                                     + "; choose transports that have one (tcp, posix)");
+  if (auto handled = w->handle_messages(knock_id, &ucx_callbacks::ignore, nullptr); !handled)
+    return tl::unexpected<error>(handled.error());
   if (auto listening = w->listen(o.bind_host); !listening)
     return tl::unexpected<error>(listening.error());
   return w;
@@ -214,35 +241,53 @@ result<std::unique_ptr<ucx_endpoint>> ucx_worker::connect(const std::string& add
     return fail(error_code::io, std::string("UCX endpoint to ") + address + ": "
                                     + ucs_status_string(status)
                                     + "; do both sides have a transport in common (UCX_TLS)?");
+  auto first = std::make_unique<ucx_callbacks::knock>();
+  first->worker = this;
+  first->endpoint = ep.get();
+  const ucx_message m{nullptr, 0, &first->byte, 1};
+  transmit(*ep, knock_id, m, 0, std::move(first));
   return ep;
 }
 
 void ucx_worker::close(std::unique_ptr<ucx_endpoint> ep) {
   if (!ep || ep->ep_ == nullptr) return;
+  if (ep->status_ == UCS_OK) ep->status_ = UCS_ERR_CANCELED;
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = UCP_EP_CLOSE_FLAG_FORCE;
   ucs_status_ptr_t request = ucp_ep_close_nbx(ep->ep_, &params);
-  ep->ep_ = nullptr;
-  if (!UCS_PTR_IS_PTR(request)) return;
-  while (ucp_request_check_status(request) == UCS_INPROGRESS) {
-    if (progress() == 0) ::poll(nullptr, 0, 1);
+  if (UCS_PTR_IS_PTR(request)) {
+    while (ucp_request_check_status(request) == UCS_INPROGRESS) {
+      if (progress() == 0) ::poll(nullptr, 0, 1);
+    }
+    ucp_request_free(request);
   }
-  ucp_request_free(request);
+  ep->ep_ = nullptr;
+  for (auto& w : std::exchange(ep->waiting_, {}))
+    w.sending->done(UCS_ERR_CANCELED);
 }
 
 void ucx_worker::send(ucx_endpoint& ep, unsigned id, const ucx_message& m, unsigned flags,
                       std::unique_ptr<ucx_sending> sending) {
+  if (ep.connected_ || ep.status_ != UCS_OK)
+    transmit(ep, id, m, flags, std::move(sending));
+  else
+    ep.waiting_.push_back({id, m, flags, std::move(sending)});
+}
+
+void ucx_worker::transmit(ucx_endpoint& ep, unsigned id, const ucx_message& m, unsigned flags,
+                          std::unique_ptr<ucx_sending> sending) {
+  if (ep.status_ != UCS_OK) return sending->done(ep.status_);
   ucp_request_param_t params{};
   params.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   params.flags = flags;
-  params.cb.send = send_finished;
+  params.cb.send = ucx_callbacks::sent;
   params.user_data = sending.get();
   ucs_status_ptr_t request =
       ucp_am_send_nbx(ep.ep_, id, m.header, m.header_size, m.payload, m.payload_size, &params);
   if (UCS_PTR_IS_PTR(request)) {
-    sending.release(); // send_finished has it now
+    sending.release(); // ucx_callbacks::sent has it now
     return;
   }
   const ucs_status_t status = UCS_PTR_STATUS(request);

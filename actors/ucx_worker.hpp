@@ -6,28 +6,12 @@
 
 #include <ucp/api/ucp.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace adafloor {
-
-/// A connection to one worker, for sending. Connections are made through a listener, not by worker
-/// address: its socket tells within a millisecond that the peer's process is gone, which shared
-/// memory alone would not. Its address stays the same, so it lives behind a unique_ptr.
-class ucx_endpoint {
-public:
-  ~ucx_endpoint(); ///< the endpoint must be closed before (ucx_worker::close)
-  ucp_ep_h handle() const { return ep_; }
-  /// UCS_OK until UCX reports a failure; then the endpoint can only be closed.
-  ucs_status_t status() const { return status_; }
-
-private:
-  friend class ucx_worker;
-  friend struct ucx_callbacks;
-  ucp_ep_h ep_ = nullptr;
-  ucs_status_t status_ = UCS_OK;
-};
 
 /// Header and payload of one active message.
 struct ucx_message {
@@ -43,6 +27,30 @@ class ucx_sending {
 public:
   virtual ~ucx_sending() = default;
   virtual void done(ucs_status_t status) = 0;
+};
+
+/// A connection to one worker, for sending. Connections are made through a listener, not by worker
+/// address: its socket tells within a few milliseconds that the peer's process is gone, which
+/// shared memory alone would not. Its address stays the same, so it lives behind a unique_ptr.
+class ucx_endpoint {
+public:
+  ~ucx_endpoint(); ///< the endpoint must be closed before (ucx_worker::close)
+  /// UCS_OK until UCX reports a failure; then the endpoint can only be closed.
+  ucs_status_t status() const { return status_; }
+
+private:
+  friend class ucx_worker;
+  friend struct ucx_callbacks;
+  struct waiting {
+    unsigned id;
+    ucx_message message;
+    unsigned flags;
+    std::unique_ptr<ucx_sending> sending;
+  };
+  ucp_ep_h ep_ = nullptr;
+  ucs_status_t status_ = UCS_OK;
+  bool connected_ = false;
+  std::deque<waiting> waiting_; // for the connection
 };
 
 /// Used by one thread at a time; may be created by another.
@@ -74,13 +82,16 @@ public:
   /// progress: not from inside a callback.
   void close(std::unique_ptr<ucx_endpoint> ep);
 
-  /// Sends header and payload; both belong to `sending` and stay until its `done`.
+  /// Sends header and payload; both belong to `sending` and stay until its `done`. A header only
+  /// together with UCP_AM_SEND_FLAG_RNDV: 1.13 fails for some short messages that have one.
   void send(ucx_endpoint& ep, unsigned id, const ucx_message& message, unsigned flags,
             std::unique_ptr<ucx_sending> sending);
 
 private:
   friend struct ucx_callbacks;
   ucx_worker() = default;
+  void transmit(ucx_endpoint& ep, unsigned id, const ucx_message& m, unsigned flags,
+                std::unique_ptr<ucx_sending> sending);
   result<void> listen(const std::string& host);
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
