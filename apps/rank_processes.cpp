@@ -16,6 +16,7 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 
 namespace adafloor {
@@ -66,11 +67,9 @@ result<int> token_file() {
 }
 
 /// What a child does between fork and exec; only calls that are safe there.
-[[noreturn]] void become_rank(pid_t launcher, int log_fd, const std::vector<int>& kept,
+[[noreturn]] void become_rank(const char* program, int log_fd, const std::vector<int>& kept,
                               char* const* arguments) {
   setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != launcher) _exit(1); // died before prctl
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -81,7 +80,8 @@ result<int> token_file() {
   dup2(log_fd, STDERR_FILENO);
   for (const int fd : kept)
     fcntl(fd, F_SETFD, 0);
-  execv("/proc/self/exe", arguments);
+  execv(program, arguments);
+  execv("/proc/self/exe", arguments); // the file was replaced; this is still the old one
   _exit(127);
 }
 
@@ -154,9 +154,16 @@ result<void> rank_processes::start_rank(const job& task, std::uint32_t rank) {
   for (auto& word : words)
     arguments.push_back(word.data());
   arguments.push_back(nullptr);
+  // Not /proc/self/exe: process lists would show "exe".
+  std::error_code none;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", none).string();
   const pid_t launcher = getpid();
   const pid_t pid = fork();
-  if (pid == 0) become_rank(launcher, log_fd, kept, arguments.data());
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != launcher) _exit(1); // died before prctl
+    become_rank(program.c_str(), log_fd, kept, arguments.data());
+  }
   close(log_fd);
   if (pid < 0) return tl::make_unexpected(system_error(fmt::format("cannot start rank {}", rank)));
   setpgid(pid, pid); // here too: a signal to the group must not come too early

@@ -29,7 +29,7 @@ p{margin:4px 0;color:var(--soft)}
 .panel{background:var(--paper);border:1px solid var(--line);border-radius:10px;padding:16px 20px}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(215px,1fr));gap:12px;
 margin-top:18px}
-.card b{display:block;font-size:25px;line-height:1.25}.card span{color:var(--soft)}
+.card b{display:block;font-size:25px;line-height:1.25}.card>span{color:var(--soft)}
 .legend{display:flex;gap:22px;flex-wrap:wrap;margin-bottom:10px;color:var(--soft)}
 .legend i{display:inline-block;width:14px;height:14px;border-radius:3px;margin-right:7px;
 vertical-align:-2px}
@@ -384,9 +384,8 @@ std::string heading(const json& run) {
 }
 
 std::string legend() {
-  static const std::vector<std::string> meanings{
-      "generates responses", "runs dummy batches to keep the group whole", "lent to the sidecar",
-      "pauses for a transition", "idle"};
+  static const std::vector<std::string> meanings{"generates", "keeps the group whole without work",
+                                                 "lent to the sidecar", "changes group", "idle"};
   std::string out = "<div class=\"legend\">";
   for (std::size_t i = 0; i < states.size(); ++i)
     out += fmt::format("<span><i style=\"background:var(--{0})\"></i>{0}{1}</span>", states[i],
