@@ -67,7 +67,7 @@ double exit_seconds(const cost_model& costs, int from, int to);
 /// Seconds of a copy of KV tokens to one receiver.
 double copy_seconds(const cost_model& costs, double tokens);
 
-/// Reads a cost model (key = value lines with repeated [decode], [table] and [exit] sections; see
+/// Reads a cost model (`key = value` lines, and decode, table and exit lines; see
 /// config/cost_models/README.md). Errors: bad_input with `file`:line, key and what is allowed.
 result<cost_model> parse_cost_model(std::string_view text, std::string_view file);
 std::string format_cost_model(const cost_model& costs);

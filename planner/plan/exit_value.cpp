@@ -25,6 +25,10 @@ exit_worth exit_values(const exit_future& future, const cost_model& costs, doubl
       pause[from * sizes + to] =
           weight(lambda, world, future.sizes[from])
           * (exit_seconds(costs, future.sizes[from], future.sizes[to]) + costs.lease_start_seconds);
+  // Leaving the full world for the first time makes a restore necessary at the end.
+  if (sizes > 0 && future.sizes[0] == world)
+    for (std::size_t to = 1; to < sizes; ++to)
+      pause[to] += lambda * world * std::max(0.0, costs.fixed_shrunk_seconds - costs.fixed_seconds);
   // best[k * sizes + s]: least objective from moment k on with size s.
   std::vector<double> best((moments + 1) * sizes, 0);
   for (std::size_t k = moments; k-- > 0;)

@@ -30,6 +30,7 @@ struct step_result {
   int truncated_by_guard = 0;
   int migrations = 0;
   double migrated_tokens = 0;
+  double longest_copy_seconds = 0; ///< of one batch of migrations
   int preemptions = 0;
   bool restored = false;
   std::vector<rank_span> spans; ///< only if asked for
@@ -38,6 +39,7 @@ struct step_result {
 struct sim_controls {
   bool apply_guard_cap = true; ///< false: equal-work replay, exits as planned with the guard
   bool record_spans = false;
+  bool oracle = false; ///< decisions know the true lengths
   bool stripe = false; ///< spread the samples of each prompt over all ranks, ignoring plan.ranks
 };
 
