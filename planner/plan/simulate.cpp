@@ -150,8 +150,10 @@ bool group_sim::unload(int rank, std::int64_t room_step) {
   refresh(rank);
   ++result_.migrations;
   result_.migrated_tokens += static_cast<double>(tokens);
-  pause(options_.costs.blackout_seconds
-        + copy_seconds(options_.costs, static_cast<double>(tokens)));
+  double blackout
+      = options_.costs.blackout_seconds + copy_seconds(options_.costs, static_cast<double>(tokens));
+  result_.longest_copy_seconds = std::max(result_.longest_copy_seconds, blackout);
+  pause(blackout);
   return true;
 }
 
@@ -333,10 +335,12 @@ void group_sim::apply(const exit_choice& choice) {
   for (double tokens : received)
     copy = std::max(copy, copy_seconds(options_.costs, tokens));
   bool leaves = transition.to < transition.from;
-  transition.pause_seconds = (leaves ? exit_seconds(options_.costs, transition.from, transition.to)
-                                           + options_.costs.lease_start_seconds
-                                     : 0)
-                             + (choice.moves.empty() ? 0 : options_.costs.blackout_seconds + copy);
+  double blackout = choice.moves.empty() ? 0 : options_.costs.blackout_seconds + copy;
+  result_.longest_copy_seconds = std::max(result_.longest_copy_seconds, blackout);
+  if (leaves)
+    transition.pause_seconds = exit_seconds(options_.costs, transition.from, transition.to)
+                               + options_.costs.lease_start_seconds;
+  transition.pause_seconds += blackout;
   pause(transition.pause_seconds);
   members_ = choice.survivors;
   for (auto& r : ranks_)
@@ -350,7 +354,12 @@ void group_sim::apply(const exit_choice& choice) {
 }
 
 step_result group_sim::run() {
-  result_.ledger = {};
+  if (controls_.oracle) {
+    // Draws that are never outlived: the truth.
+    memory_.finals.assign(static_cast<std::size_t>(std::max(5, options_.scenarios)), {});
+    for (auto& finals : memory_.finals)
+      for (const auto& request : requests_) finals.push_back(request.length);
+  }
   for (auto member : members_)
     admit(static_cast<int>(member.value));
   consider_exit();
