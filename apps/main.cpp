@@ -1,5 +1,6 @@
 // The `adafloor` program: finds the command and runs it. No logic of its own.
 #include "apps/commands.hpp"
+#include "apps/generate.hpp"
 
 #include <iostream>
 
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   adafloor::add_run(root, &exit_code);
   adafloor::add_node(root, &exit_code);
+  adafloor::add_generate(root, &exit_code);
   adafloor::add_report(root, &exit_code);
   adafloor::add_doctor(root, &exit_code);
   try {
