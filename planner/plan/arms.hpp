@@ -33,7 +33,7 @@ struct arm_result {
   int world = 0;
   int floor = 0; ///< smallest group that any step reached
   double seconds = 0;
-  rank_ledger ledger;
+  sim_ledger ledger;
   std::int64_t generated_tokens = 0;
   int responses = 0, truncated_by_guard = 0, preemptions = 0, migrations = 0;
   double migrated_tokens = 0, blackout_seconds = 0;

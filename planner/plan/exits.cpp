@@ -110,7 +110,7 @@ std::optional<packing> packed(int to, double capacity, const step_plan& plan,
                               const std::vector<predicted_prompt>& predicted,
                               const exit_view& view) {
   auto finals = predicted_finals(options, predicted, view.live, plan.guard_cap);
-  std::vector<live_request> requests;
+  std::vector<packed_request> requests;
   requests.reserve(view.live.size());
   for (std::size_t i = 0; i < view.live.size(); ++i) {
     const auto& r = view.live[i];

@@ -7,7 +7,7 @@
 
 namespace adafloor {
 
-rank_ledger& rank_ledger::operator+=(const rank_ledger& other) {
+sim_ledger& sim_ledger::operator+=(const sim_ledger& other) {
   rank_seconds += other.rank_seconds;
   busy += other.busy;
   dummy += other.dummy;
@@ -17,12 +17,12 @@ rank_ledger& rank_ledger::operator+=(const rank_ledger& other) {
   return *this;
 }
 
-double imbalance(const rank_ledger& ledger) {
+double imbalance(const sim_ledger& ledger) {
   double parts = ledger.busy + ledger.dummy + ledger.leased + ledger.transition + ledger.idle;
   return std::abs(ledger.rank_seconds - parts) / std::max(1.0, ledger.rank_seconds);
 }
 
-void assert_exact(const rank_ledger& ledger) {
+void assert_exact(const sim_ledger& ledger) {
   if (imbalance(ledger) <= 1e-9) return;
   std::fprintf(stderr, "ledger does not add up: %.9g rank-s against %.9g in its parts\n",
                ledger.rank_seconds,

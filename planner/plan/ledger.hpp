@@ -4,7 +4,7 @@
 namespace adafloor {
 
 /// All in rank-seconds. Exact: world * seconds = busy + dummy + leased + transition + idle.
-struct rank_ledger {
+struct sim_ledger {
   double rank_seconds = 0; ///< world * rollout seconds
   double busy = 0;         ///< members with live requests
   double dummy = 0;        ///< members without: they only take part in the exchange
@@ -14,12 +14,12 @@ struct rank_ledger {
 
   /// What the rollout binds: world * seconds - leased.
   double bound() const { return rank_seconds - leased; }
-  rank_ledger& operator+=(const rank_ledger& other);
+  sim_ledger& operator+=(const sim_ledger& other);
 };
 
 /// Largest part of the ledger that is unaccounted for, as a share of rank_seconds.
-double imbalance(const rank_ledger& ledger);
+double imbalance(const sim_ledger& ledger);
 /// Aborts the program if the ledger does not add up to within 1e-9: a bug, never an input.
-void assert_exact(const rank_ledger& ledger);
+void assert_exact(const sim_ledger& ledger);
 
 } // namespace adafloor

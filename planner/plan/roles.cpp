@@ -56,9 +56,9 @@ result<std::vector<rank_id>> planned_survivors(const std::vector<rank_id>& membe
   return order;
 }
 
-double future_peak(const std::vector<const live_request*>& requests) {
-  std::vector<const live_request*> order = requests;
-  std::sort(order.begin(), order.end(), [](const live_request* a, const live_request* b) {
+double future_peak(const std::vector<const packed_request*>& requests) {
+  std::vector<const packed_request*> order = requests;
+  std::sort(order.begin(), order.end(), [](const packed_request* a, const packed_request* b) {
     return a->final_tokens - a->tokens > b->final_tokens - b->tokens;
   });
   double held = 0, peak = 0;
@@ -75,18 +75,18 @@ namespace {
 struct bin {
   rank_id rank;
   double tokens = 0;
-  std::vector<const live_request*> requests; ///< descending by growth once sorted
+  std::vector<const packed_request*> requests; ///< descending by growth once sorted
 
   void sort() {
     std::stable_sort(
         requests.begin(), requests.end(),
-        [](const live_request* a, const live_request* b) { return growth(*a) > growth(*b); });
+        [](const packed_request* a, const packed_request* b) { return growth(*a) > growth(*b); });
   }
-  static double growth(const live_request& r) { return r.final_tokens - r.tokens; }
+  static double growth(const packed_request& r) { return r.final_tokens - r.tokens; }
   /// Predicted peak with one more request (or none), in one pass.
-  double peak_with(const live_request* added) const {
+  double peak_with(const packed_request* added) const {
     double held = 0, peak = 0, count = 0;
-    auto take = [&](const live_request& r) {
+    auto take = [&](const packed_request& r) {
       held += r.tokens;
       peak = std::max(peak, held + ++count * growth(r));
     };
@@ -100,9 +100,9 @@ struct bin {
     if (added != nullptr) take(*added);
     return peak;
   }
-  void insert(const live_request* added) {
+  void insert(const packed_request* added) {
     auto place = std::find_if(requests.begin(), requests.end(),
-                              [&](const live_request* r) { return growth(*added) > growth(*r); });
+                              [&](const packed_request* r) { return growth(*added) > growth(*r); });
     requests.insert(place, added);
   }
 };
@@ -114,7 +114,7 @@ bool fits(double count, double peak, const pack_limits& limits) {
 
 } // namespace
 
-std::optional<packing> pack_live(const std::vector<live_request>& live,
+std::optional<packing> pack_live(const std::vector<packed_request>& live,
                                  const std::vector<rank_id>& members, int size,
                                  const pack_limits& limits) {
   auto wanted = static_cast<std::size_t>(std::max(size, 0));
@@ -135,7 +135,7 @@ std::optional<packing> pack_live(const std::vector<live_request>& live,
   std::stable_sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) {
     return std::tuple(b.requests.size(), b.tokens) < std::tuple(a.requests.size(), a.tokens);
   });
-  std::vector<const live_request*> movers;
+  std::vector<const packed_request*> movers;
   for (std::size_t i = wanted; i < bins.size(); ++i)
     movers.insert(movers.end(), bins[i].requests.begin(), bins[i].requests.end());
   bins.resize(wanted);
@@ -150,7 +150,7 @@ std::optional<packing> pack_live(const std::vector<live_request>& live,
       b.requests.erase(b.requests.begin());
     }
   }
-  std::sort(movers.begin(), movers.end(), [](const live_request* a, const live_request* b) {
+  std::sort(movers.begin(), movers.end(), [](const packed_request* a, const packed_request* b) {
     return std::tuple(-a->final_tokens, a->request) < std::tuple(-b->final_tokens, b->request);
   });
   for (const auto* mover : movers) {

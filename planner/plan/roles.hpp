@@ -36,7 +36,7 @@ result<std::vector<rank_id>> survivors_for(const std::vector<rank_id>& unfinishe
 result<std::vector<rank_id>> planned_survivors(const std::vector<rank_id>& members, int size);
 
 /// A request that still generates. Tokens are responses (plus prompt where that is counted).
-struct live_request {
+struct packed_request {
   std::uint64_t request = 0;
   rank_id rank;
   double tokens = 0;       ///< held now
@@ -64,12 +64,12 @@ struct packing {
 /// survivor that is too full itself, goes, longest first, to the survivor whose predicted peak
 /// grows to the least. Nothing if it does not fit: the batch limit, the present tokens or the
 /// predicted future peak of some survivor.
-std::optional<packing> pack_live(const std::vector<live_request>& live,
+std::optional<packing> pack_live(const std::vector<packed_request>& live,
                                  const std::vector<rank_id>& members, int size,
                                  const pack_limits& limits);
 
 /// Predicted peak of requests that all grow one token a step: max over k of the sum of the present
 /// tokens plus k times the growth until the k-th longest ends.
-double future_peak(const std::vector<const live_request*>& requests);
+double future_peak(const std::vector<const packed_request*>& requests);
 
 } // namespace adafloor

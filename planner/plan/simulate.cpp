@@ -150,8 +150,8 @@ bool group_sim::unload(int rank, std::int64_t room_step) {
   refresh(rank);
   ++result_.migrations;
   result_.migrated_tokens += static_cast<double>(tokens);
-  double blackout
-      = options_.costs.blackout_seconds + copy_seconds(options_.costs, static_cast<double>(tokens));
+  double blackout =
+      options_.costs.blackout_seconds + copy_seconds(options_.costs, static_cast<double>(tokens));
   result_.longest_copy_seconds = std::max(result_.longest_copy_seconds, blackout);
   pause(blackout);
   return true;
@@ -358,7 +358,8 @@ step_result group_sim::run() {
     // Draws that are never outlived: the truth.
     memory_.finals.assign(static_cast<std::size_t>(std::max(5, options_.scenarios)), {});
     for (auto& finals : memory_.finals)
-      for (const auto& request : requests_) finals.push_back(request.length);
+      for (const auto& request : requests_)
+        finals.push_back(request.length);
   }
   for (auto member : members_)
     admit(static_cast<int>(member.value));

@@ -23,7 +23,7 @@ struct rank_span {
 struct step_result {
   double seconds = 0;
   double steps = 0; ///< decode steps until the last response ended
-  rank_ledger ledger;
+  sim_ledger ledger;
   std::vector<sim_transition> transitions;
   std::int64_t generated_tokens = 0;
   int responses = 0;
