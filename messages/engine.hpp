@@ -62,7 +62,9 @@ struct engine_settle {
   FIELDS(engine_settle, epoch)
 };
 
-/// engine -> rank: from `at` on the rank's time counts as `state`.
+/// engine -> rank: from `at` on (own clock) the rank's time counts as `state`. After `engine_start`
+/// it is busy or dummy at first; idle means that decoding is over (no member has live requests) or
+/// that the rank left the group. A rank reports a rollout only when its engine said idle after it.
 struct engine_state {
   rollout_id rollout;
   rank_state state = rank_state::idle;

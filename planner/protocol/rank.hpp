@@ -49,6 +49,8 @@ struct rank_machine {
     time_point progress_sent_at;
     std::deque<outgoing> outbox;          ///< not yet known to be durable, oldest first
     std::size_t in_flight = 0;            ///< the first so many of `outbox` were sent
+    bool engine_ran = false;              ///< busy or dummy was seen since the start
+    std::optional<end_rollout> ending;    ///< waits for the engine to be idle
     std::optional<rollout_report> report; ///< once ended
   };
   struct lease_part {

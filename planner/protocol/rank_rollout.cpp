@@ -14,6 +14,15 @@ void send_responses(rank_machine& m, time_point now, effects& out) {
   }
 }
 
+/// The report also says that the engine is done: the next rollout is admitted only then.
+void close_books_if_idle(rank_machine& m, effects& out) {
+  auto& r = *m.rollout;
+  if (!r.engine_ran || m.time.engine != rank_state::idle) return;
+  r.report = rollout_report{r.id, finish(m.time, r.began_at, r.ending->ended_at, m.clock_shift),
+                            r.progress.step, r.progress.generated_tokens};
+  post(m.who, planner_of(m), *r.report, out);
+}
+
 bool concerns(rank_machine& m, rollout_id id) {
   if (m.rollout && m.rollout->id == id) return true;
   ++m.drops.stale_rollout;
@@ -90,8 +99,12 @@ void handle(rank_machine& m, const envelope&, const rank_progress& progress, tim
   post(m.who, planner_of(m), progress, out);
 }
 
-void handle(rank_machine& m, const envelope&, const engine_state& state, time_point, effects&) {
+void handle(rank_machine& m, const envelope&, const engine_state& state, time_point, effects& out) {
   note_engine(m.time, state.state, state.at);
+  if (!rollout_runs(m) || !m.rollout->started) return;
+  auto& r = *m.rollout;
+  r.engine_ran = r.engine_ran || state.state != rank_state::idle;
+  if (r.ending) close_books_if_idle(m, out);
 }
 
 void handle(rank_machine& m, const envelope&, const end_rollout& order, time_point, effects& out) {
@@ -101,14 +114,11 @@ void handle(rank_machine& m, const envelope&, const end_rollout& order, time_poi
     ++m.drops.unexpected;
     return;
   }
-  if (!r.report) {
-    r.outbox.clear();
-    r.in_flight = 0;
-    r.report =
-        rollout_report{order.rollout, finish(m.time, r.began_at, order.ended_at, m.clock_shift),
-                       r.progress.step, r.progress.generated_tokens};
-  }
-  post(m.who, planner_of(m), *r.report, out);
+  if (r.report) return post(m.who, planner_of(m), *r.report, out);
+  r.outbox.clear();
+  r.in_flight = 0;
+  r.ending = order;
+  close_books_if_idle(m, out);
 }
 
 void tick_rollout(rank_machine& m, time_point now, effects& out) {

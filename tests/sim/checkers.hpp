@@ -1,0 +1,144 @@
+#pragma once
+// The invariants of protocols.md section 8, read off a simulated world.
+#include "tests/sim/world.hpp"
+
+namespace adafloor::sim {
+
+inline std::string rank_text(std::uint32_t r) {
+  return "rank " + std::to_string(r);
+}
+
+/// After every event of node `n`.
+inline void check_node(const world& w, std::uint32_t n) {
+  const auto& node = w.nodes[n];
+  const auto& rank = node.rank;
+  const auto& engine = node.engine;
+  const bool lent = node.sidecar.now_in != sidecar_machine::phase::idle || node.worker.active();
+  demand(!lent || (!rank.in_group() && !engine.in_group()), "I4",
+         rank_text(n) + " is lent and a member at once");
+  demand(rank.who.stamp.epoch <= engine.epoch(), "I7",
+         rank_text(n) + " claims an epoch that its engine does not run");
+  demand(rank.rollout ? rank.rollout->outbox.size() <= w.what.requests : true, "I9",
+         rank_text(n) + " holds more responses than there are requests");
+  if (n != 0) return;
+  const auto& p = w.planner;
+  const auto coordinator = p.transition.now_in;
+  const bool committed = coordinator == transition_coordinator::phase::committed
+                         || coordinator == transition_coordinator::phase::settling;
+  demand(p.who.stamp.epoch <= p.highest_epoch, "I7", "the planner's epochs fall");
+  if (committed && p.transition.plan.kind == transition_kind::restore)
+    for (std::uint32_t r = 0; r < w.nodes.size(); ++r)
+      demand(
+          (w.nodes[r].sidecar.now_in == sidecar_machine::phase::idle && !w.nodes[r].worker.active())
+              || w.nodes[r].crashed,
+          "I5", rank_text(r) + " is lent while the full world is committed");
+  if (committed) {
+    const auto known = w.groups.find(p.transition.plan.epoch);
+    demand(known == w.groups.end() || known->second.first == p.transition.plan.members, "I1",
+           "the planner committed another group than the engines run");
+  }
+}
+
+/// Before `message` is acted on: what it says must be true by then.
+inline void check_delivery(const world& w, const envelope& message) {
+  if (const auto* kept = std::get_if<response_kept>(&message.body))
+    demand(w.recorder.responses.count({kept->rollout, kept->request}) != 0, "I6",
+           "a response is acknowledged before it is durable");
+  if (const auto* kept = std::get_if<work_kept>(&message.body))
+    demand(w.recorder.answers.count(kept->unit) != 0, "I6",
+           "a unit is acknowledged before it is durable");
+  if (const auto* commit = std::get_if<commit_transition>(&message.body)) {
+    demand(commit->epoch <= w.planner.highest_epoch, "I1", "a commit that nobody decided");
+  }
+}
+
+inline void check_report(const world& w, const rollout_done& done, rank_id rank,
+                         const rollout_report& report) {
+  const auto name = rank_text(rank.value);
+  demand(!report.intervals.empty(), "I8", name + " reports no time");
+  demand(report.intervals.front().begin == done.began_at
+             && report.intervals.back().end == done.ended_at,
+         "I8", name + "'s time line does not cover the rollout");
+  for (std::size_t i = 0; i < report.intervals.size(); ++i) {
+    const auto& x = report.intervals[i];
+    demand(x.begin < x.end, "I8", name + " has an empty or negative interval");
+    demand(i == 0 || report.intervals[i - 1].end == x.begin, "I8", name + " loses or doubles time");
+  }
+  (void)w;
+}
+
+/// Nothing may be left over between rollouts (I9).
+inline void check_quiescence(const world& w) {
+  demand(w.planner.transition.now_in == transition_coordinator::phase::none, "I9",
+         "a transition is left in progress");
+  demand(w.planner.members.size() == w.what.world_size, "I9", "the full world is not back");
+  for (std::uint32_t r = 0; r < w.nodes.size(); ++r) {
+    const auto& n = w.nodes[r];
+    demand(!n.rank.transition && !n.rank.lease, "I9",
+           rank_text(r) + " still has a transition or a lease");
+    demand(n.rank.rollout && n.rank.rollout->outbox.empty(), "I9",
+           rank_text(r) + " still has responses");
+    demand(!n.engine.reserved() && n.engine.live() == 0 && n.engine.quiescent(), "I9",
+           rank_text(r) + "'s engine holds reservations or requests");
+    demand(n.engine.in_group() && n.engine.epoch() == w.planner.who.stamp.epoch, "I9",
+           rank_text(r) + " is not in the full world");
+    demand(n.engine.resident_count() == n.engine.home_or_owned(), "I9",
+           rank_text(r) + " keeps experts that it does not serve");
+  }
+  for (const auto& [rank, r] : w.broker.ranks)
+    demand(!r.lease, "I9", rank_text(rank.value) + " has a lease at the broker");
+  for (const auto& [number, unit] : w.broker.units)
+    demand(unit.state != broker_machine::unit_state::taken, "I9",
+           "unit " + std::to_string(number) + " is taken by nobody");
+}
+
+inline void check_rollout_done(const world& w, const rollout_done& done) {
+  const auto& order = w.trainer.order;
+  demand(done.rollout == order.rollout, "I6", "another rollout is done");
+  for (const auto& request : order.requests) {
+    const auto found = w.recorder.responses.find({done.rollout, request.id});
+    demand(found != w.recorder.responses.end(), "I6",
+           "request " + std::to_string(request.id.value) + " has no response");
+    demand(found->second == true_tokens(request), "I6",
+           "request " + std::to_string(request.id.value) + " has wrong tokens");
+  }
+  demand(w.trainer.reports.size() == w.what.world_size, "I8", "a rank's time line is missing");
+  for (const auto& [rank, report] : w.trainer.reports)
+    check_report(w, done, rank, report);
+  std::uint32_t group = w.what.world_size;
+  for (const auto& t : done.transitions) {
+    demand(t.from == group, "I1", "a transition starts from a group that was not there");
+    demand(t.kind == transition_kind::restore ? t.to == w.what.world_size : t.to < t.from, "I1",
+           "a transition goes the wrong way");
+    group = t.to;
+  }
+  demand(group == w.what.world_size, "I5", "the rollout ended without the full world");
+  check_quiescence(w);
+}
+
+/// When the job has ended.
+inline void check_end(const world& w) {
+  const auto& t = w.trainer;
+  demand(w.recorder.repeated == 0, "I6", "something was recorded twice");
+  for (const auto& [unit, tokens] : w.recorder.answers)
+    demand(tokens == true_answer({unit, std::vector<token_id>((unit - 1) % 5 + 1, 7), 4}), "I6",
+           "a unit has a wrong answer");
+  const bool may_fail = w.what.crash || w.what.engine_failure || w.what.unkillable;
+  demand(may_fail || t.failed.empty(), "I10",
+         "a rollout failed without cause: " + (t.failed.empty() ? "" : t.failed.front().text));
+  const bool broken = w.planner.now_in == planner_machine::phase::failed;
+  demand((broken && may_fail) || t.done.size() == w.what.rollouts, "I10",
+         "not every rollout was run");
+  if (!t.failed.empty() && w.what.crash)
+    demand(t.failed.front().peer_lost
+               && t.failed.front().text.find(rank_text(*w.what.crash)) != std::string::npos,
+           "I10", "a lost rank is not named: " + t.failed.front().text);
+  if (!t.failed.empty() && w.what.unkillable)
+    demand(t.failed.front().text.find(rank_text(*w.what.unkillable)) != std::string::npos, "I10",
+           "an unreturned rank is not named: " + t.failed.front().text);
+  for (std::uint32_t r = 0; r < w.nodes.size(); ++r)
+    demand(w.nodes[r].crashed || w.nodes[r].rank.stopping, "I10",
+           rank_text(r) + " was not stopped");
+}
+
+} // namespace adafloor::sim

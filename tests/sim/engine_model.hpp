@@ -1,0 +1,247 @@
+#pragma once
+// The engine of a simulated rank: see models.hpp.
+#include "planner/protocol/expert_placement.hpp"
+#include "tests/sim/models.hpp"
+
+#include <algorithm>
+
+namespace adafloor::sim {
+
+inline std::vector<token_id> true_tokens(const rollout_request& request) {
+  const auto draw = mix(request.random_key, 17);
+  const std::uint64_t span = draw % 4 == 0 ? request.max_tokens : request.max_tokens / 4 + 1;
+  const auto length = 1 + (draw >> 8) % std::max<std::uint64_t>(span, 1);
+  std::vector<token_id> tokens(std::min<std::uint64_t>(length, request.max_tokens));
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = static_cast<token_id>(mix(request.random_key, i) & 0x7fff);
+  return tokens;
+}
+
+inline engine_model::engine_model(host& world, rank_id self, std::uint32_t world_size,
+                                  std::uint32_t experts, epoch_id epoch)
+  : world_(world), self_(self), owners_(home_owners(experts, world_size)), epoch_(epoch),
+    ready_epoch_(epoch) {
+  for (std::uint32_t r = 0; r < world_size; ++r)
+    members_.emplace_back(r);
+  for (auto owner : owners_)
+    home_.push_back(owner == self);
+  resident_ = home_;
+}
+
+inline std::uint32_t engine_model::resident_count() const {
+  return static_cast<std::uint32_t>(std::count(resident_.begin(), resident_.end(), true));
+}
+
+inline std::uint32_t engine_model::home_or_owned() const {
+  std::uint32_t count = 0;
+  for (std::size_t e = 0; e < owners_.size(); ++e)
+    count += home_[e] || (member_ && owners_[e] == self_);
+  return count;
+}
+
+inline void engine_model::say(any_message message) {
+  const auto to = role_at(self_, role_kind::rank);
+  world_.tell({role_at(self_, role_kind::engine), to, {}, {}, std::move(message)},
+              world_.rng.delay(0, 300));
+}
+
+inline void engine_model::become(rank_state state) {
+  if (state == state_) return;
+  state_ = state;
+  say(engine_state{rollout_, state, world_.clock(self_.value), step_});
+}
+
+inline void engine_model::handle(const any_message& order) {
+  if (broken_) return;
+  if (auto* admit_order = std::get_if<engine_admit>(&order))
+    admit(*admit_order);
+  else if (auto* start_order = std::get_if<engine_start>(&order))
+    start(*start_order);
+  else if (auto* plan = std::get_if<engine_prepare>(&order))
+    prepare(*plan);
+  else if (auto* no = std::get_if<engine_abort>(&order))
+    abort(no->epoch);
+  else if (auto* yes = std::get_if<engine_commit>(&order))
+    commit(yes->epoch);
+  else if (std::get_if<engine_settle>(&order))
+    settle();
+  else if (auto* weights = std::get_if<update_weights>(&order))
+    load(*weights);
+  else if (std::get_if<adafloor::stop>(&order))
+    broken_ = true;
+}
+
+inline void engine_model::fail() {
+  if (broken_) return;
+  broken_ = true;
+  say(engine_failed{self_, false, "planted engine failure"});
+}
+
+inline void engine_model::admit(const engine_admit& order) {
+  demand(member_ && quiescent_, "I6", "requests admitted on a rank that cannot serve them");
+  if (rollout_ != order.rollout) {
+    requests_.clear();
+    live_ = finished_ = 0;
+    generated_ = step_ = 0;
+    rollout_ = order.rollout;
+  }
+  for (const auto& spec : order.requests)
+    requests_.push_back({spec, true_tokens(spec), 0, false});
+  live_ += static_cast<std::uint32_t>(order.requests.size());
+}
+
+inline void engine_model::start(const engine_start& order) {
+  demand(member_ && quiescent_ && rollout_ == order.rollout, "I1",
+         "started outside of the group, or twice");
+  quiescent_ = false;
+  say(rank_progress{rollout_, epoch_, 0, live_, 0, 0});
+  begin_step();
+}
+
+inline void engine_model::begin_step() {
+  become(live_ > 0 ? rank_state::busy : rank_state::dummy);
+  const step_header own{self_, epoch_, step_, ready_epoch_, live_, expert_map_hash(owners_)};
+  world_.exchange(own, members_, [this](const step_headers& all) { read_headers(all); });
+}
+
+/// Every member reads the same headers, so every member decides the same.
+inline void engine_model::read_headers(const step_headers& all) {
+  if (broken_) return;
+  bool any_live = false, all_ready = true;
+  for (const auto& h : all) {
+    demand(h.epoch == epoch_ && h.step == step_ && h.map_hash == expert_map_hash(owners_), "I2",
+           "members of a step disagree on epoch, step or expert map");
+    any_live = any_live || h.live > 0;
+    all_ready = all_ready && h.ready_epoch == all.front().ready_epoch;
+  }
+  all_ready = all_ready && all.front().ready_epoch > epoch_;
+  if (world_.bug == mutant::member_switches_alone) all_ready = ready_epoch_ > epoch_;
+  if (!any_live) return stop_quietly();
+  for (std::uint32_t e = 0; e < owners_.size(); ++e)
+    demand(world_.expert_resident(owners_[e], e), "I2",
+           "expert " + std::to_string(e) + " is not resident on its owner, rank "
+               + std::to_string(owners_[e].value));
+  world_.after(self_.value, world_.rng.delay(step_us / 2, step_us),
+               [this, all_ready] { finish_step(all_ready); });
+}
+
+inline void engine_model::stop_quietly() {
+  quiescent_ = true;
+  become(rank_state::idle);
+  if (ready_epoch_ > epoch_) switch_epoch(microseconds{0});
+}
+
+inline void engine_model::finish_step(bool all_ready) {
+  if (broken_) return;
+  if (!member_) return; // only a planted bug makes a member leave in the middle of a step
+  ++step_;
+  const auto before = live_;
+  for (auto& r : requests_) {
+    if (r.done) continue;
+    ++r.generated;
+    ++generated_;
+    if (r.generated < r.tokens.size()) continue;
+    r.done = true;
+    --live_;
+    ++finished_;
+    response done{rollout_, r.spec.id, r.tokens, {}, finish_reason::eos, step_};
+    done.logprobs.assign(r.tokens.size(), -0.5f);
+    say(std::move(done));
+  }
+  if (live_ != before) say(rank_progress{rollout_, epoch_, step_, live_, finished_, generated_});
+  if (all_ready) {
+    become(rank_state::transition);
+    switch_epoch(world_.rng.delay(10, 500));
+  }
+  if (member_)
+    begin_step();
+  else
+    become(rank_state::idle);
+}
+
+inline void engine_model::switch_epoch(microseconds pause) {
+  demand(prepared_ && prepared_->done && prepared_->plan.epoch == ready_epoch_, "I1",
+         "switch to an epoch that is not prepared");
+  epoch_ = ready_epoch_;
+  members_ = prepared_->plan.members;
+  owners_ = prepared_->plan.owners;
+  prepared_.reset();
+  member_ = std::binary_search(members_.begin(), members_.end(), self_);
+  demand(member_ || live_ == 0, "I6", "a leaver owns live requests");
+  if (!member_) quiescent_ = true;
+  world_.note_switch(self_, epoch_, members_, owners_);
+  say(switched{epoch_, step_, pause});
+}
+
+inline void engine_model::prepare(const engine_prepare& plan) {
+  demand(!prepared_, "I9", "a second transition is prepared while one is reserved");
+  demand(plan.epoch > epoch_, "I7", "an old epoch is prepared");
+  prepared_ = preparation{plan, {}, false};
+  if (world_.bug == mutant::experts_dropped_on_prepare)
+    for (std::uint32_t e = 0; e < owners_.size(); ++e)
+      if (plan.owners[e] != self_) resident_[e] = home_[e] = false;
+  const bool slow = world_.rng.chance(world_.faults().slow_prepare);
+  const bool restore = plan.members.size() > members_.size() || !member_;
+  const std::int64_t slowest_us = restore ? 300'000 : 2'500'000;
+  world_.after(self_.value,
+               slow ? world_.rng.delay(100'000, slowest_us) : world_.rng.delay(200, 30'000),
+               [this, epoch = plan.epoch] { finish_prepare(epoch); });
+}
+
+inline void engine_model::finish_prepare(epoch_id epoch) {
+  if (broken_ || !prepared_ || prepared_->plan.epoch != epoch) return; // aborted meanwhile
+  auto& p = *prepared_;
+  const bool restore = p.plan.members.size() > members_.size() || !member_;
+  if (!restore && world_.rng.chance(world_.faults().engine_refusal)) {
+    prepared_.reset();
+    return say(engine_refused{epoch, refusal::no_memory, "planted refusal"});
+  }
+  engine_prepared done{epoch, expert_map_hash(p.plan.owners), 0, 0};
+  for (std::uint32_t e = 0; e < p.plan.owners.size(); ++e) {
+    if (p.plan.owners[e] != self_) continue;
+    ++done.experts_resident;
+    if (resident_[e] || world_.bug == mutant::map_given_from_plan_not_slots) continue;
+    demand(member_ && world_.expert_resident(owners_[e], e), "I2",
+           "expert " + std::to_string(e) + " is pulled from a rank that does not hold it");
+    resident_[e] = true;
+    p.pulled.push_back(e);
+    done.bytes_pulled += 1000;
+  }
+  if (!restore && done.experts_resident > 0 && world_.rng.chance(world_.faults().wrong_coverage))
+    --done.experts_resident;
+  p.done = true;
+  say(done);
+}
+
+inline void engine_model::abort(epoch_id epoch) {
+  if (!prepared_ || prepared_->plan.epoch != epoch) return;
+  demand(ready_epoch_ < epoch, "I1", "a committed transition is taken back");
+  for (auto e : prepared_->pulled)
+    resident_[e] = false;
+  prepared_.reset();
+}
+
+inline void engine_model::commit(epoch_id epoch) {
+  demand(prepared_ && prepared_->done && prepared_->plan.epoch == epoch, "I1",
+         "commit of an epoch that is not prepared");
+  ready_epoch_ = epoch;
+  const bool leaves =
+      !std::binary_search(prepared_->plan.members.begin(), prepared_->plan.members.end(), self_);
+  const bool early = world_.bug == mutant::leaver_leaves_on_commit && leaves;
+  if (quiescent_ || !member_ || early) switch_epoch(microseconds{0});
+}
+
+inline void engine_model::settle() {
+  for (std::uint32_t e = 0; e < owners_.size(); ++e)
+    resident_[e] = home_[e] || (member_ && owners_[e] == self_);
+}
+
+inline void engine_model::load(const update_weights& order) {
+  const bool refuses = world_.rng.chance(world_.faults().weights_refusal);
+  world_.after(self_.value, world_.rng.delay(1'000, 80'000), [this, order, refuses] {
+    if (refuses) return say(weights_refused{order.version, "planted refusal"});
+    say(weights_updated{order.version, 10, mix(order.version.value, 99)});
+  });
+}
+
+} // namespace adafloor::sim

@@ -1,0 +1,171 @@
+#pragma once
+// What machines speak to in a simulated world: an engine that keeps the rules of the decode loop
+// (protocols.md section 2), a worker of auxiliary work, a recorder with a slow disk.
+#include "planner/protocol/machine.hpp"
+#include "tests/sim/network.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace adafloor::sim {
+
+inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  auto z = (a ^ (b + 0x9e3779b97f4a7c15ull + (a << 6) + (a >> 2))) * 0xbf58476d1ce4e5b9ull;
+  return z ^ (z >> 29);
+}
+
+/// The response that a fault-free run gives: a function of the request alone.
+std::vector<token_id> true_tokens(const rollout_request& request);
+/// The answer to a unit of auxiliary work.
+std::vector<token_id> true_answer(const work_unit& work);
+
+/// Planted bugs: each breaks one rule on purpose, and the checkers must notice.
+enum class mutant {
+  none,
+  rank_forgets_aborted_epochs,
+  kept_before_durable,
+  leaver_leaves_on_commit,
+  gate_lends_members,
+  gate_forgets_ended_leases,
+  commit_without_all_prepared,
+  sidecar_returns_with_worker_running,
+  epoch_number_used_twice,
+  restore_without_recall,
+  response_recorded_twice,
+  experts_dropped_on_prepare,
+  map_given_from_plan_not_slots,
+  member_switches_alone,
+  timeline_loses_time,
+};
+const char* name_of(mutant);
+
+/// Header of one member in one step's collective.
+struct step_header {
+  rank_id rank;
+  epoch_id epoch;
+  std::uint64_t step = 0;
+  epoch_id ready_epoch;
+  std::uint32_t live = 0;
+  std::uint64_t map_hash = 0;
+};
+using step_headers = std::vector<step_header>;
+
+/// What a model may ask of its world.
+struct host {
+  virtual ~host() = default;
+  /// Runs `work` on `node` later; dropped if the node has crashed by then.
+  virtual void after(std::uint32_t node, microseconds delay, std::function<void()> work) = 0;
+  /// To a machine of the same process; reliable and in order of sending.
+  virtual void tell(envelope message, microseconds delay) = 0;
+  /// Joins the collective of (epoch, step); `read` runs when every member's header is there.
+  virtual void exchange(const step_header& own, const std::vector<rank_id>& members,
+                        std::function<void(const step_headers&)> read) = 0;
+  virtual bool expert_resident(rank_id rank, std::uint32_t expert) const = 0;
+  /// An engine runs `epoch` now; the world checks that everyone means the same group and map.
+  virtual void note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
+                           const std::vector<rank_id>& owners) = 0;
+  virtual microseconds clock(std::uint32_t node) const = 0;
+  virtual const fault_profile& faults() const = 0;
+  random_stream rng{0};
+  mutant bug = mutant::none;
+};
+
+class engine_model {
+public:
+  engine_model(host& world, rank_id self, std::uint32_t world_size, std::uint32_t experts,
+               epoch_id epoch);
+  void handle(const any_message& order);
+  void fail(); ///< reports engine_failed and stops
+
+  bool in_group() const { return member_; }
+  bool quiescent() const { return quiescent_; }
+  bool reserved() const { return prepared_.has_value(); }
+  epoch_id epoch() const { return epoch_; }
+  std::uint32_t live() const { return live_; }
+  const std::vector<rank_id>& members() const { return members_; }
+  const std::vector<rank_id>& owners() const { return owners_; }
+  bool resident(std::uint32_t expert) const { return resident_[expert]; }
+  std::uint32_t resident_count() const;
+  std::uint32_t home_or_owned() const; ///< experts that should be resident when all is settled
+  std::int64_t step_us = 2'000;        ///< of this engine; slow ones have more
+
+private:
+  struct preparation {
+    engine_prepare plan;
+    std::vector<std::uint32_t> pulled;
+    bool done = false;
+  };
+  struct running_request {
+    rollout_request spec;
+    std::vector<token_id> tokens;
+    std::uint32_t generated = 0;
+    bool done = false;
+  };
+  void admit(const engine_admit&);
+  void start(const engine_start&);
+  void prepare(const engine_prepare&);
+  void finish_prepare(epoch_id epoch);
+  void abort(epoch_id epoch);
+  void commit(epoch_id epoch);
+  void settle();
+  void load(const update_weights&);
+  void begin_step();
+  void read_headers(const step_headers&);
+  void finish_step(bool all_ready);
+  void stop_quietly();
+  void switch_epoch(microseconds pause);
+  void become(rank_state state);
+  void say(any_message message);
+
+  host& world_;
+  rank_id self_;
+  std::vector<bool> home_, resident_;
+  std::vector<rank_id> members_, owners_;
+  bool member_ = true, quiescent_ = true, broken_ = false;
+  epoch_id epoch_, ready_epoch_;
+  std::optional<preparation> prepared_;
+  rollout_id rollout_;
+  std::vector<running_request> requests_;
+  std::uint32_t live_ = 0, finished_ = 0;
+  std::uint64_t step_ = 0, generated_ = 0;
+  rank_state state_ = rank_state::idle;
+};
+
+class worker_model {
+public:
+  worker_model(host& world, rank_id self) : world_(world), self_(self) {}
+  void handle(const any_message& order);
+  bool active() const { return active_; } ///< its process exists
+  bool unkillable = false;
+
+private:
+  void run(const run_unit&);
+  void stop(const stop_worker&);
+  void gone(lease_id lease, bool forced);
+  void say(any_message message, microseconds delay);
+
+  host& world_;
+  rank_id self_;
+  bool active_ = false, stopping_ = false;
+  std::uint64_t generation_ = 0; ///< of the process
+};
+
+/// Keeps what it is given after a while, and then says so.
+class recorder_model {
+public:
+  recorder_model(host& world, rank_id self) : world_(world), self_(self) {}
+  void handle(const envelope& message);
+  std::map<std::pair<rollout_id, request_id>, std::vector<token_id>> responses;
+  std::map<std::uint64_t, std::vector<token_id>> answers;
+  std::uint64_t repeated = 0; ///< things given again after they were durable
+
+private:
+  host& world_;
+  rank_id self_;
+};
+
+} // namespace adafloor::sim

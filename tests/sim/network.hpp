@@ -1,0 +1,66 @@
+#pragma once
+// Chance and the bad network of a simulated world. Everything follows from one seed.
+#include "messages/types.hpp"
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace adafloor::sim {
+
+/// A broken invariant: the text names it.
+struct violation : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void demand(bool holds, const char* invariant, const std::string& text) {
+  if (!holds) throw violation(std::string(invariant) + ": " + text);
+}
+
+/// splitmix64: the same numbers with every compiler and library.
+class random_stream {
+public:
+  explicit random_stream(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 1) {}
+  std::uint64_t next() {
+    auto z = state_ += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  std::uint64_t below(std::uint64_t n) { return next() % n; }
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low + 1)));
+  }
+  bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1.0p-53 < p; }
+  microseconds delay(std::int64_t low_us, std::int64_t high_us) {
+    return microseconds{between(low_us, high_us)};
+  }
+
+private:
+  std::uint64_t state_;
+};
+
+/// What goes wrong in a world, and how often. Probabilities are per occasion.
+struct fault_profile {
+  double loss = 0, doubling = 0, late = 0; ///< of a message between processes
+  std::int64_t late_max_us = 1'500'000;
+  double engine_refusal = 0, slow_prepare = 0; ///< of one engine_prepare
+  double wrong_coverage = 0;                   ///< an engine reports one expert too few
+  double worker_crash = 0, worker_stubborn = 0;
+  double weights_refusal = 0;
+  double pause = 0; ///< of a node, per tick: it does nothing for a while
+  std::int64_t pause_max_us = 700'000;
+};
+
+/// Delays of the copies of a message that arrive; empty: lost.
+inline std::vector<microseconds> fate(const fault_profile& f, random_stream& rng) {
+  std::vector<microseconds> copies;
+  if (rng.chance(f.loss)) return copies;
+  const int count = rng.chance(f.doubling) ? 2 : 1;
+  for (int i = 0; i < count; ++i)
+    copies.push_back(rng.chance(f.late) ? rng.delay(1'000, f.late_max_us) : rng.delay(50, 2'000));
+  return copies;
+}
+
+} // namespace adafloor::sim

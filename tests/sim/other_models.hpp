@@ -1,0 +1,76 @@
+#pragma once
+// Worker and recorder of a simulated rank: see models.hpp.
+#include "tests/sim/models.hpp"
+
+namespace adafloor::sim {
+
+inline std::vector<token_id> true_answer(const work_unit& work) {
+  return {static_cast<token_id>(work.unit & 0xffff), static_cast<token_id>(work.prompt.size())};
+}
+
+inline void worker_model::say(any_message message, microseconds delay) {
+  world_.tell({role_at(self_, role_kind::worker),
+               role_at(self_, role_kind::sidecar),
+               {},
+               {},
+               std::move(message)},
+              delay);
+}
+
+inline void worker_model::handle(const any_message& order) {
+  if (auto* unit = std::get_if<run_unit>(&order))
+    run(*unit);
+  else if (auto* end = std::get_if<stop_worker>(&order))
+    stop(*end);
+}
+
+inline void worker_model::run(const run_unit& order) {
+  demand(!stopping_, "I4", "a worker that stops is given work");
+  active_ = true;
+  const bool crashes = world_.rng.chance(world_.faults().worker_crash);
+  world_.after(
+      self_.value, world_.rng.delay(2'000, 60'000), [this, order, crashes, process = generation_] {
+        if (process != generation_) return;
+        if (crashes) return gone(order.lease, true);
+        say(work_result{order.lease, order.work.unit, true_answer(order.work)}, microseconds{0});
+      });
+}
+
+inline void worker_model::stop(const stop_worker& order) {
+  if (unkillable) return;
+  if (!order.kill && world_.rng.chance(world_.faults().worker_stubborn)) return;
+  if (!active_) return say(worker_stopped{order.lease, order.kill, true}, microseconds{0});
+  stopping_ = true;
+  world_.after(self_.value, world_.rng.delay(100, 40'000), [this, order, process = generation_] {
+    if (process == generation_) gone(order.lease, order.kill);
+  });
+}
+
+inline void worker_model::gone(lease_id lease, bool forced) {
+  active_ = stopping_ = false;
+  ++generation_;
+  say(worker_stopped{lease, forced, true}, microseconds{0});
+}
+
+inline void recorder_model::handle(const envelope& message) {
+  const auto own = role_at(self_, role_kind::recorder);
+  const auto disk = world_.rng.delay(50, 8'000);
+  if (auto* done = std::get_if<response>(&message.body)) {
+    const auto key = std::pair(done->rollout, done->request);
+    world_.after(self_.value, disk, [this, own, key, tokens = done->tokens] {
+      repeated += !responses.emplace(key, tokens).second;
+      world_.tell(
+          {own, role_at(self_, role_kind::planner), {}, {}, response_kept{key.first, key.second}},
+          microseconds{0});
+    });
+  } else if (auto* result = std::get_if<work_result>(&message.body)) {
+    world_.after(self_.value, disk, [this, own, result = *result] {
+      repeated += !answers.emplace(result.unit, result.tokens).second;
+      world_.tell(
+          {own, role_at(self_, role_kind::broker), {}, {}, work_kept{result.lease, result.unit}},
+          microseconds{0});
+    });
+  }
+}
+
+} // namespace adafloor::sim

@@ -1,0 +1,104 @@
+#pragma once
+// Bugs that a test plants in a world around the real machines, to see that the checkers notice.
+#include "tests/sim/world.hpp"
+
+namespace adafloor::sim {
+
+inline const char* name_of(mutant m) {
+  switch (m) {
+  case mutant::none:
+    return "none";
+  case mutant::rank_forgets_aborted_epochs:
+    return "a rank forgets which epochs were aborted";
+  case mutant::kept_before_durable:
+    return "a response is acknowledged before it is durable";
+  case mutant::leaver_leaves_on_commit:
+    return "a leaver leaves on commit, not in band";
+  case mutant::gate_lends_members:
+    return "the lease gate lends members";
+  case mutant::gate_forgets_ended_leases:
+    return "the lease gate forgets which leases ended";
+  case mutant::commit_without_all_prepared:
+    return "a refusal counts as prepared";
+  case mutant::sidecar_returns_with_worker_running:
+    return "a sidecar returns the lease while its worker runs";
+  case mutant::epoch_number_used_twice:
+    return "the epoch number of an aborted transition is used again";
+  case mutant::restore_without_recall:
+    return "the full world is restored without recalling leases";
+  case mutant::response_recorded_twice:
+    return "a doubled response is recorded twice";
+  case mutant::experts_dropped_on_prepare:
+    return "experts are dropped before the new map is in force";
+  case mutant::map_given_from_plan_not_slots:
+    return "an engine reports experts that it did not load";
+  case mutant::member_switches_alone:
+    return "a member switches before every header says so";
+  case mutant::timeline_loses_time:
+    return "a time line loses time";
+  }
+  return "?";
+}
+
+/// Changes the receiving machine before it sees `message`.
+inline void world::plant_before(const envelope& message) {
+  if (bug == mutant::none) return;
+  auto& n = nodes[message.to.rank.value];
+  if (bug == mutant::rank_forgets_aborted_epochs) {
+    n.rank.dead_epoch = n.rank.who.stamp.epoch;
+    n.rank.last_refusal.reset();
+  } else if (bug == mutant::gate_forgets_ended_leases) {
+    n.rank.lease_floor.reset();
+    n.rank.returned.reset();
+  } else if (bug == mutant::epoch_number_used_twice) {
+    if (planner.transition.now_in == transition_coordinator::phase::none)
+      planner.highest_epoch = planner.who.stamp.epoch;
+  } else if (bug == mutant::response_recorded_twice) {
+    if (auto* done = std::get_if<response>(&message.body);
+        done && message.to.role == role_kind::planner && planner.rollout)
+      if (auto& r = planner.rollout->requests[done->request];
+          r.state == planner_machine::response_state::storing)
+        r.state = planner_machine::response_state::missing;
+  } else if (bug == mutant::sidecar_returns_with_worker_running) {
+    if (std::get_if<lease_revoke>(&message.body)) n.sidecar.worker_gone = true;
+  }
+}
+
+/// Changes what the receiving machine wants sent after it saw `message`.
+inline void world::plant(const envelope& message, effects& out) {
+  if (bug == mutant::none) return;
+  const auto self = message.to;
+  if (bug == mutant::kept_before_durable && self.role == role_kind::planner) {
+    if (auto* done = std::get_if<response>(&message.body))
+      out.push_back(
+          {self, message.from, {}, planner.who.stamp, response_kept{done->rollout, done->request}});
+  } else if (bug == mutant::gate_lends_members && self.role == role_kind::planner) {
+    if (auto* done = std::get_if<prepared>(&message.body))
+      out.push_back({role_at(rank_id{0}, role_kind::planner),
+                     role_at(rank_id{0}, role_kind::broker),
+                     {},
+                     planner.who.stamp,
+                     rank_available{message.from.rank, done->epoch, microseconds{9'000'000}}});
+  } else if (bug == mutant::gate_lends_members && self.role == role_kind::rank) {
+    if (std::get_if<lease_grant>(&message.body)) {
+      out.clear();
+      out.push_back({self, role_at(self.rank, role_kind::sidecar), {}, {}, message.body});
+    }
+  } else if (bug == mutant::commit_without_all_prepared && self.role == role_kind::rank) {
+    for (auto& m : out)
+      if (auto* no = std::get_if<refused>(&m.body)) {
+        const auto& plan = planner.transition.plan;
+        m.body = prepared{no->epoch, plan.map_hash, experts_of(plan.owners, self.rank), 0};
+      }
+  } else if (bug == mutant::restore_without_recall && self.role == role_kind::planner) {
+    for (auto& m : out)
+      if (auto* recall = std::get_if<recall_leases>(&m.body))
+        m = {m.to, self, {}, m.stamp, leases_recalled{recall->rollout, {}}};
+  } else if (bug == mutant::timeline_loses_time && self.role == role_kind::rank) {
+    for (auto& m : out)
+      if (auto* report = std::get_if<rollout_report>(&m.body); report && !report->intervals.empty())
+        report->intervals.erase(report->intervals.begin());
+  }
+}
+
+} // namespace adafloor::sim

@@ -1,0 +1,162 @@
+// Whole clusters from one seed: real machines over a bad network, first safety, then liveness.
+// SEEDS=A..B chooses the seeds, TRACE=1 prints every message of them.
+#define BOOST_TEST_MODULE sim
+#include "tests/sim/world_mail.hpp"
+#include "tests/sim/world_parts.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+namespace {
+using namespace adafloor;
+using namespace adafloor::sim;
+
+/// How often things happened, over all seeds: a simulation that never contracts proves nothing.
+struct coverage {
+  std::uint64_t rollouts = 0, contractions = 0, restorations = 0, aborted = 0, leases = 0,
+                forced = 0, units = 0, failures = 0, stale = 0, events = 0;
+};
+
+void add(coverage& c, const world& w) {
+  c.rollouts += w.trainer.done.size();
+  for (const auto& done : w.trainer.done) {
+    c.aborted += done.aborted_transitions;
+    for (const auto& t : done.transitions)
+      ++(t.kind == transition_kind::restore ? c.restorations : c.contractions);
+  }
+  c.leases += w.trainer.leases.size();
+  for (const auto& lease : w.trainer.leases)
+    c.forced += lease.forced;
+  c.units += w.recorder.answers.size();
+  c.failures += w.trainer.failed.size();
+  for (const auto& n : w.nodes)
+    c.stale += n.rank.drops.stale_epoch + n.rank.drops.stale_lease + n.rank.drops.stale_rollout;
+  c.events += w.events;
+}
+
+/// The text of what was violated, or empty.
+std::string outcome_of(const scenario& s, std::ostream* trace, coverage* c, std::uint64_t* hash) {
+  world w(s);
+  w.trace = trace;
+  std::string text;
+  try {
+    w.run();
+  } catch (const violation& broken) {
+    text = broken.what();
+  }
+  if (c) add(*c, w);
+  if (hash) *hash = w.hash;
+  return text;
+}
+
+/// Runs the seed again and shows its last messages.
+void show(const scenario& s, const std::string& broken) {
+  std::ostringstream all;
+  outcome_of(s, &all, nullptr, nullptr);
+  const auto text = all.str();
+  std::size_t from = text.size();
+  for (int lines = 0; lines < 120 && from != 0; ++lines)
+    from = text.rfind('\n', from - 1) == std::string::npos ? 0 : text.rfind('\n', from - 1);
+  std::cerr << "seed " << s.seed << ", " << s.world_size
+            << " ranks, the last messages:" << text.substr(from) << "broken: " << broken << "\n"
+            << "all of them: SEEDS=" << s.seed << ".." << s.seed << " TRACE=1\n";
+}
+
+std::vector<std::uint64_t> regression_seeds() {
+  std::ifstream file(std::string(ADAFLOOR_SOURCE_DIR) + "/tests/sim/seeds.txt");
+  BOOST_REQUIRE(file);
+  std::vector<std::uint64_t> seeds;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && line[0] != '#') seeds.push_back(std::stoull(line));
+  return seeds;
+}
+
+std::vector<std::uint64_t> chosen_seeds() {
+  std::uint64_t first = 1, last = 5000;
+  auto seeds = std::vector<std::uint64_t>{};
+  if (const char* text = std::getenv("SEEDS")) {
+    const std::string range = text;
+    const auto dots = range.find("..");
+    first = std::stoull(range);
+    last = dots == std::string::npos ? first : std::stoull(range.substr(dots + 2));
+  } else {
+    seeds = regression_seeds();
+  }
+  for (auto seed = first; seed <= last; ++seed)
+    seeds.push_back(seed);
+  return seeds;
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(invariants_hold_whatever_the_network_does) {
+  coverage c;
+  std::uint64_t runs = 0;
+  std::ostream* trace = std::getenv("TRACE") ? &std::cerr : nullptr;
+  for (auto seed : chosen_seeds()) {
+    const auto s = scenario_of(seed);
+    std::uint64_t hash = 0;
+    const auto broken = outcome_of(s, trace, &c, &hash);
+    if (!broken.empty()) {
+      if (!trace) show(s, broken);
+      BOOST_FAIL("seed " << seed << ": " << broken);
+    }
+    if (++runs % 100 == 0) {
+      std::uint64_t again = 0;
+      outcome_of(s, nullptr, nullptr, &again);
+      BOOST_REQUIRE_MESSAGE(again == hash, "seed " << seed << " is not deterministic");
+    }
+  }
+  std::cout << runs << " worlds, " << c.events << " events: " << c.rollouts << " rollouts, "
+            << c.contractions << " contractions, " << c.restorations << " restorations, "
+            << c.aborted << " aborted transitions, " << c.leases << " leases (" << c.forced
+            << " forced), " << c.units << " units, " << c.failures << " clear failures, " << c.stale
+            << " stale messages dropped\n";
+  if (runs < 1000) return; // a few chosen seeds need not show everything
+  for (auto count : {c.rollouts, c.contractions, c.restorations, c.aborted, c.leases, c.forced,
+                     c.units, c.failures, c.stale})
+    BOOST_TEST(count > 0);
+}
+
+BOOST_AUTO_TEST_CASE(a_quiet_network_contracts_to_every_planned_size) {
+  scenario s;
+  s.seed = 7;
+  s.requests = 64;
+  s.max_tokens = 200;
+  world w(s);
+  w.run();
+  BOOST_REQUIRE_EQUAL(w.trainer.done.size(), 2u);
+  for (const auto& done : w.trainer.done) {
+    BOOST_REQUIRE_EQUAL(done.transitions.size(), 3u);
+    BOOST_TEST(done.transitions[0].to == 4u);
+    BOOST_TEST(done.transitions[1].to == 2u);
+    BOOST_TEST(done.transitions[2].to == 8u);
+    BOOST_TEST(done.aborted_transitions == 0u);
+  }
+  BOOST_TEST(w.recorder.answers.size() == s.units);
+  BOOST_TEST(!w.trainer.leases.empty());
+}
+
+BOOST_AUTO_TEST_CASE(planted_bugs_are_caught) {
+  for (int number = 1; number <= static_cast<int>(mutant::timeline_loses_time); ++number) {
+    const auto bug = static_cast<mutant>(number);
+    std::uint64_t seed = 1;
+    std::string broken;
+    for (; seed <= 400 && broken.empty(); ++seed) {
+      auto s = scenario_of(seed);
+      s.bug = bug;
+      s.time_limit = microseconds{60'000'000};
+      broken = outcome_of(s, nullptr, nullptr, nullptr);
+    }
+    std::cout << name_of(bug) << ": "
+              << (broken.empty() ? "not caught"
+                                 : "seed " + std::to_string(seed - 1) + ": " + broken)
+              << '\n';
+    BOOST_TEST(!broken.empty(), name_of(bug));
+  }
+}

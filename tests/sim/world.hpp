@@ -1,0 +1,138 @@
+#pragma once
+// A whole simulated cluster: real machines, modelled engines, virtual time, one thread.
+#include "planner/protocol/broker.hpp"
+#include "planner/protocol/membership.hpp"
+#include "planner/protocol/planner.hpp"
+#include "planner/protocol/rank.hpp"
+#include "planner/protocol/sidecar.hpp"
+#include "tests/sim/engine_model.hpp"
+#include "tests/sim/other_models.hpp"
+
+#include <deque>
+#include <queue>
+
+namespace adafloor::sim {
+
+/// What a world is; drawn from the seed, or set by a test.
+struct scenario {
+  std::uint64_t seed = 0;
+  std::uint32_t world_size = 8;
+  std::uint32_t experts = 16;
+  std::uint32_t rollouts = 2;
+  std::uint32_t requests = 24; ///< per rollout
+  std::uint32_t max_tokens = 96;
+  std::uint32_t units = 60; ///< of auxiliary work
+  std::vector<std::uint32_t> exits{4, 2};
+  fault_profile faults;
+  microseconds faults_end{4'000'000};
+  microseconds time_limit{120'000'000};    ///< liveness bound, all in
+  std::optional<std::uint32_t> unkillable; ///< worker of this rank
+  std::optional<std::uint32_t> crash;      ///< this rank, at fault_at
+  std::optional<std::uint32_t> engine_failure;
+  microseconds fault_at{0};
+  bool update_weights = true;
+  mutant bug = mutant::none;
+};
+
+/// One process.
+struct node {
+  rank_machine rank;
+  sidecar_machine sidecar;
+  engine_model engine;
+  worker_model worker;
+  incarnation_id incarnation;
+  microseconds clock_skew{0};
+  time_point paused_until;
+  bool crashed = false;
+};
+
+/// Plays the trainer: queues work, runs rollouts and updates in turn, stops the job.
+struct trainer_model {
+  enum class stage : std::uint8_t { rollout, weights, stopping, stopped };
+  stage now_in = stage::rollout;
+  std::uint32_t next_rollout = 1;
+  std::uint64_t version = 1;
+  begin_rollout order; ///< the running one
+  std::map<rank_id, rollout_report> reports;
+  std::vector<rollout_done> done;
+  std::vector<rollout_failed> failed;
+  std::vector<lease_record> leases;
+};
+
+class world final : public host {
+public:
+  explicit world(scenario what);
+
+  /// Until the trainer has stopped the job. Throws `violation`.
+  void run();
+
+  // --- host
+  void after(std::uint32_t node, microseconds delay, std::function<void()> work) override;
+  void tell(envelope message, microseconds delay) override;
+  void exchange(const step_header& own, const std::vector<rank_id>& members,
+                std::function<void(const step_headers&)> read) override;
+  bool expert_resident(rank_id rank, std::uint32_t expert) const override {
+    return nodes[rank.value].engine.resident(expert);
+  }
+  void note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
+                   const std::vector<rank_id>& owners) override;
+  microseconds clock(std::uint32_t node) const override {
+    return now.time_since_epoch() + nodes[node].clock_skew;
+  }
+  const fault_profile& faults() const override { return current_faults; }
+
+  scenario what;
+  fault_profile current_faults;
+  time_point now{microseconds{1'000'000}};
+  std::deque<node> nodes; ///< by rank; node 0 also runs the five below
+  planner_machine planner;
+  broker_machine broker;
+  membership_machine membership;
+  recorder_model recorder{*this, rank_id{0}};
+  trainer_model trainer;
+  std::map<epoch_id, std::pair<std::vector<rank_id>, std::uint64_t>> groups; ///< I1
+  std::uint64_t hash = 0; ///< of all that was delivered
+  std::uint64_t events = 0;
+  std::ostream* trace = nullptr;
+
+private:
+  struct event {
+    std::int64_t at;
+    std::uint64_t number;
+    std::uint32_t node;
+    std::function<void()> work;
+    bool operator<(const event& o) const {
+      return std::pair(o.at, o.number) < std::pair(at, number); // earliest on top
+    }
+  };
+  struct collective {
+    std::vector<rank_id> members;
+    step_headers headers;
+    std::vector<std::pair<rank_id, std::function<void(const step_headers&)>>> readers;
+  };
+  void deliver(const envelope& message);
+  void to_machine(const envelope& message, time_point local_now, effects& out);
+  void to_model(const envelope& message);
+  void to_trainer(const envelope& message);
+  void next_order();
+  void order_rollout();
+  void route(std::uint32_t from, effects& out);
+  void send(envelope message);
+  void tick_node(std::uint32_t n);
+  void note_delivery(const envelope& message);
+  void write_trace(const char* what_happened, const envelope& message);
+  void plant(const envelope& message, effects& out);
+  void plant_before(const envelope& message);
+  time_point local(std::uint32_t n) const { return now + nodes[n].clock_skew; }
+
+  std::priority_queue<event> queue_;
+  std::uint64_t next_number_ = 0;
+  std::map<std::pair<epoch_id, std::uint64_t>, collective> collectives_;
+  std::deque<envelope> local_; ///< messages within a process, delivered at once and in order
+  std::map<std::pair<std::uint32_t, role_kind>, time_point> told_at_; ///< keeps `tell` in order
+  bool draining_ = false;
+};
+
+scenario scenario_of(std::uint64_t seed);
+
+} // namespace adafloor::sim

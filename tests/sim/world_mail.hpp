@@ -1,0 +1,206 @@
+#pragma once
+// How messages travel in a simulated world, who acts on them, and what the trainer does.
+#include "messages/printing.hpp"
+#include "tests/sim/checkers.hpp"
+#include "tests/sim/planted_bugs.hpp"
+#include "tests/sim/world.hpp"
+
+#include <sstream>
+
+namespace adafloor::sim {
+
+inline void world::route(std::uint32_t from, effects& out) {
+  for (auto& message : out) {
+    if (message.incarnation == incarnation_id{}) message.incarnation = nodes[from].incarnation;
+    if (message.to.rank.value == from)
+      local_.push_back(std::move(message));
+    else
+      send(std::move(message));
+  }
+  out.clear();
+  if (draining_) return;
+  draining_ = true;
+  while (!local_.empty()) {
+    const auto message = std::move(local_.front());
+    local_.pop_front();
+    deliver(message);
+  }
+  draining_ = false;
+}
+
+inline void world::send(envelope message) {
+  const auto copies = fate(current_faults, rng);
+  if (copies.empty()) write_trace("lost ", message);
+  for (const auto delay : copies)
+    after(message.to.rank.value, delay, [this, message] { deliver(message); });
+}
+
+inline void world::deliver(const envelope& message) {
+  const auto n = message.to.rank.value;
+  note_delivery(message);
+  check_delivery(*this, message);
+  effects out;
+  plant_before(message);
+  switch (message.to.role) {
+  case role_kind::engine:
+  case role_kind::worker:
+  case role_kind::recorder:
+  case role_kind::trainer:
+    to_model(message);
+    break;
+  default:
+    to_machine(message, local(n), out);
+  }
+  plant(message, out);
+  route(n, out);
+}
+
+inline void world::to_machine(const envelope& message, time_point local_now, effects& out) {
+  auto& n = nodes[message.to.rank.value];
+  switch (message.to.role) {
+  case role_kind::rank:
+    return step(n.rank, message, local_now, out);
+  case role_kind::sidecar:
+    return step(n.sidecar, message, local_now, out);
+  case role_kind::planner:
+    return step(planner, message, local_now, out);
+  case role_kind::broker:
+    return step(broker, message, local_now, out);
+  case role_kind::membership:
+    return step(membership, message, local_now, out);
+  default:
+    throw violation("a message to a role that is no machine");
+  }
+}
+
+inline void world::to_model(const envelope& message) {
+  auto& n = nodes[message.to.rank.value];
+  switch (message.to.role) {
+  case role_kind::engine:
+    return n.engine.handle(message.body);
+  case role_kind::worker:
+    return n.worker.handle(message.body);
+  case role_kind::recorder:
+    return recorder.handle(message);
+  default:
+    return to_trainer(message);
+  }
+}
+
+template <class T>
+struct is_named : std::false_type {};
+template <class R, class Tag>
+struct is_named<named<R, Tag>> : std::true_type {};
+
+template <class T>
+std::uint64_t digest_of(std::uint64_t h, const T& x) {
+  if constexpr (reflect::has_fields_v<T>) {
+    reflect::for_each_field(x, [&](std::string_view, const auto& f) { h = digest_of(h, f); });
+  } else if constexpr (is_named<T>::value) {
+    h = mix(h, x.value);
+  } else if constexpr (std::is_same_v<T, microseconds>) {
+    h = mix(h, static_cast<std::uint64_t>(x.count()));
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    h = mix(h, static_cast<std::uint64_t>(x));
+  } else {
+    for (const auto& element : x)
+      h = digest_of(h, element);
+    h = mix(h, x.size());
+  }
+  return h;
+}
+
+inline void world::note_delivery(const envelope& m) {
+  hash = mix(hash, static_cast<std::uint64_t>(now.time_since_epoch().count()));
+  hash = digest_of(digest_of(hash, m.from), m.to);
+  hash = digest_of(mix(digest_of(hash, m.stamp), m.body.index()), m.incarnation);
+  std::visit([&](const auto& body) { hash = digest_of(hash, body); }, m.body);
+  write_trace("", m);
+}
+
+inline void world::write_trace(const char* what_happened, const envelope& m) {
+  if (!trace) return;
+  std::ostringstream line;
+  line << now.time_since_epoch().count() << ' ' << what_happened << m;
+  constexpr std::size_t columns_max = 240;
+  *trace << line.str().substr(0, columns_max) << '\n';
+}
+
+// --- the trainer
+
+inline void world::order_rollout() {
+  auto& t = trainer;
+  t.order = {};
+  t.order.rollout = rollout_id{t.next_rollout};
+  for (std::uint32_t i = 0; i < what.requests; ++i) {
+    rollout_request r;
+    r.id = request_id{i};
+    r.random_key = mix(what.seed, t.next_rollout * 10'000ull + i);
+    r.prompt = {1, 2, 3};
+    r.max_tokens = what.max_tokens;
+    t.order.requests.push_back(r);
+    t.order.homes.emplace_back(static_cast<std::uint32_t>(rng.below(what.world_size)));
+  }
+  for (auto to : what.exits)
+    t.order.exits.push_back({what.max_tokens / 2, to});
+  t.order.predicted_tail = what.max_tokens;
+  t.reports.clear();
+  local_.push_back({role_at(rank_id{0}, role_kind::trainer),
+                    role_at(rank_id{0}, role_kind::planner),
+                    {},
+                    {},
+                    t.order});
+}
+
+inline void world::next_order() {
+  auto& t = trainer;
+  const auto self = role_at(rank_id{0}, role_kind::trainer);
+  const auto to_planner = role_at(rank_id{0}, role_kind::planner);
+  if (t.next_rollout == 1 && t.version == 1) {
+    queue_work work;
+    for (std::uint32_t i = 0; i < what.units; ++i)
+      work.units.push_back({i + 1, std::vector<token_id>(i % 5 + 1, 7), 4});
+    local_.push_back({self, role_at(rank_id{0}, role_kind::broker), {}, {}, work});
+  }
+  const bool update_due = what.update_weights && t.version < t.next_rollout;
+  const bool broken = planner.now_in == planner_machine::phase::failed;
+  if (broken || t.next_rollout > what.rollouts) {
+    t.now_in = trainer_model::stage::stopping;
+    local_.push_back({self, to_planner, {}, {}, stop{"done"}});
+  } else if (update_due) {
+    t.now_in = trainer_model::stage::weights;
+    local_.push_back({self, to_planner, {}, {}, update_weights{weights_id{t.version + 1}, "v"}});
+  } else {
+    t.now_in = trainer_model::stage::rollout;
+    order_rollout();
+  }
+  effects none;
+  route(0, none);
+}
+
+inline void world::to_trainer(const envelope& message) {
+  auto& t = trainer;
+  const auto go_on = [this] { after(0, rng.delay(0, 100'000), [this] { next_order(); }); };
+  if (auto* report = std::get_if<rollout_report>(&message.body)) {
+    t.reports[message.from.rank] = *report;
+  } else if (auto* done = std::get_if<rollout_done>(&message.body)) {
+    t.done.push_back(*done);
+    check_rollout_done(*this, *done);
+    ++t.next_rollout;
+    go_on();
+  } else if (auto* failed = std::get_if<rollout_failed>(&message.body)) {
+    t.failed.push_back(*failed);
+    go_on();
+  } else if (auto* updated = std::get_if<weights_updated>(&message.body)) {
+    t.version = updated->version.value;
+    go_on();
+  } else if (std::get_if<weights_refused>(&message.body)) {
+    go_on();
+  } else if (auto* lease = std::get_if<lease_record>(&message.body)) {
+    t.leases.push_back(*lease);
+  } else if (std::get_if<stopped>(&message.body)) {
+    t.now_in = trainer_model::stage::stopped;
+  }
+}
+
+} // namespace adafloor::sim

@@ -1,0 +1,180 @@
+#pragma once
+// How a simulated world is built from its scenario, and its loop.
+#include "messages/printing.hpp"
+#include "tests/sim/checkers.hpp"
+#include "tests/sim/world.hpp"
+
+namespace adafloor::sim {
+
+inline fence first_fence() {
+  return fence{term_id{1}, epoch_id{1}, weights_id{1}};
+}
+
+inline planner_config planner_settings(const scenario& s) {
+  planner_config c;
+  c.world_size = s.world_size;
+  c.experts = s.experts;
+  c.part_requests_max = 4;
+  c.transition.prepare_max = microseconds{1'500'000};
+  c.transition.abort_max = c.transition.settle_max = microseconds{40'000'000};
+  return c;
+}
+
+inline broker_config broker_settings(const scenario& s) {
+  broker_config c;
+  c.duration = microseconds{400'000};
+  c.renew = microseconds{100'000};
+  c.grace = microseconds{300'000};
+  c.window_min = microseconds{0};
+  c.return_margin = microseconds{s.unkillable ? 3'000'000 : 20'000'000};
+  return c;
+}
+
+inline scenario scenario_of(std::uint64_t seed) {
+  random_stream rng(seed ^ 0x51ed);
+  scenario s;
+  s.seed = seed;
+  const std::uint32_t sizes[] = {2, 4, 4, 8, 8, 16};
+  s.world_size = sizes[rng.below(6)];
+  s.experts = s.world_size * static_cast<std::uint32_t>(rng.between(1, 2))
+              + static_cast<std::uint32_t>(rng.chance(0.2) ? rng.below(3) : 0);
+  s.rollouts = 2;
+  s.requests = static_cast<std::uint32_t>(rng.between(1, s.world_size * 3));
+  s.max_tokens = static_cast<std::uint32_t>(rng.between(20, 110));
+  s.units = static_cast<std::uint32_t>(rng.below(40));
+  s.exits.clear();
+  for (auto to = s.world_size / 2; to >= 1; to = rng.chance(0.2) ? to / 4 : to / 2)
+    s.exits.push_back(to);
+  auto& f = s.faults; // a swarm: each kind is off in half of the worlds
+  if (rng.chance(0.5)) f.loss = 0.3 * static_cast<double>(rng.below(100)) / 100;
+  if (rng.chance(0.5)) f.doubling = 0.3;
+  if (rng.chance(0.5)) f.late = 0.1;
+  if (rng.chance(0.5)) f.engine_refusal = 0.1;
+  if (rng.chance(0.3)) f.slow_prepare = 0.1;
+  if (rng.chance(0.2)) f.wrong_coverage = 0.1;
+  if (rng.chance(0.3)) f.worker_crash = 0.05;
+  if (rng.chance(0.3)) f.worker_stubborn = 0.5;
+  if (rng.chance(0.3)) f.weights_refusal = 0.1;
+  if (rng.chance(0.3)) f.pause = 0.004;
+  const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
+  s.fault_at = rng.delay(0, 1'500'000);
+  const auto kind = rng.below(20);
+  if (kind == 0) s.crash = victim;
+  if (kind == 1) s.engine_failure = victim;
+  if (kind == 2) s.unkillable = victim;
+  return s;
+}
+
+inline world::world(scenario s)
+  : what(std::move(s)), current_faults(what.faults),
+    planner(planner_settings(what), first_fence(), now),
+    broker(broker_settings(what), first_fence().term),
+    membership({rank_id{0}, what.world_size, microseconds{3'000'000}, microseconds{1'000'000}},
+               first_fence().term, now) {
+  rng = random_stream(what.seed);
+  bug = what.bug;
+  for (std::uint32_t r = 0; r < what.world_size; ++r) {
+    const incarnation_id incarnation{rng.next() | 1};
+    const auto skew = r == 0 ? microseconds{0} : rng.delay(0, 5'000'000'000);
+    rank_config rank;
+    rank.self = rank_id{r};
+    rank.world_size = what.world_size;
+    rank.incarnation = incarnation;
+    rank.response_window = 2;
+    sidecar_config sidecar;
+    sidecar.self = rank_id{r};
+    sidecar.kill_max = microseconds{500'000};
+    nodes.push_back(
+        {rank_machine(rank, first_fence(), now + skew), sidecar_machine(sidecar, first_fence()),
+         engine_model(*this, rank_id{r}, what.world_size, what.experts, first_fence().epoch),
+         worker_model(*this, rank_id{r}), incarnation, skew, time_point{}, false});
+    if (rng.chance(0.15)) nodes.back().engine.step_us *= 4;
+  }
+  if (what.unkillable) nodes[*what.unkillable].worker.unkillable = true;
+  for (std::uint32_t r = 0; r < what.world_size; ++r)
+    after(r, microseconds{static_cast<std::int64_t>(rng.below(10'000))},
+          [this, r] { tick_node(r); });
+}
+
+inline void world::run() {
+  const auto began = now;
+  after(0, microseconds{0}, [this] { next_order(); });
+  if (what.crash) after(*what.crash, what.fault_at, [this] { nodes[*what.crash].crashed = true; });
+  if (what.engine_failure)
+    after(*what.engine_failure, what.fault_at,
+          [this] { nodes[*what.engine_failure].engine.fail(); });
+  while (trainer.now_in != trainer_model::stage::stopped) {
+    demand(!queue_.empty(), "I10", "nothing will ever happen again");
+    auto next = std::move(const_cast<event&>(queue_.top()));
+    queue_.pop();
+    if (nodes[next.node].crashed) continue;
+    if (const auto until = nodes[next.node].paused_until.time_since_epoch().count();
+        next.at < until) {
+      next.at = until; // keeps its number: order within the node stays
+      queue_.push(std::move(next));
+      continue;
+    }
+    now = time_point{microseconds{next.at}};
+    if (now - began > what.faults_end) current_faults = {};
+    demand(now - began < what.time_limit, "I10", "the job did not end in time");
+    ++events;
+    next.work();
+    check_node(*this, next.node);
+  }
+  check_end(*this);
+}
+
+inline void world::after(std::uint32_t n, microseconds delay, std::function<void()> work) {
+  queue_.push({(now + delay).time_since_epoch().count(), next_number_++, n, std::move(work)});
+}
+
+inline void world::tell(envelope message, microseconds delay) {
+  const auto n = message.to.rank.value;
+  auto& last = told_at_[{n, message.from.role}];
+  last = std::max(last, now + delay);
+  after(n, last - now, [this, m = std::move(message)] { deliver(m); });
+}
+
+inline void world::tick_node(std::uint32_t n) {
+  effects out;
+  tick(nodes[n].rank, local(n), out);
+  tick(nodes[n].sidecar, local(n), out);
+  if (n == 0) {
+    tick(membership, now, out);
+    tick(planner, now, out);
+    tick(broker, now, out);
+  }
+  route(n, out);
+  if (rng.chance(current_faults.pause))
+    nodes[n].paused_until = now + rng.delay(1'000, current_faults.pause_max_us);
+  after(n, microseconds{10'000}, [this, n] { tick_node(n); });
+}
+
+inline void world::exchange(const step_header& own, const std::vector<rank_id>& members,
+                            std::function<void(const step_headers&)> read) {
+  demand(std::binary_search(members.begin(), members.end(), own.rank), "I1",
+         "rank " + std::to_string(own.rank.value) + " joins a collective of another group");
+  auto& c = collectives_[{own.epoch, own.step}];
+  if (c.headers.empty()) c.members = members;
+  demand(c.members == members, "I1", "two groups run the same epoch");
+  c.headers.push_back(own);
+  c.readers.emplace_back(own.rank, std::move(read));
+  if (c.headers.size() < members.size()) return;
+  const auto all = std::make_shared<step_headers>(std::move(c.headers));
+  for (auto& [rank, reader] : c.readers)
+    after(rank.value, rng.delay(20, 400), [all, reader = std::move(reader)] { reader(*all); });
+  collectives_.erase({own.epoch, own.step});
+}
+
+inline void world::note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
+                               const std::vector<rank_id>& owners) {
+  const auto meant = std::pair(members, expert_map_hash(owners));
+  const auto [known, fresh] = groups.emplace(epoch, meant);
+  demand(fresh || known->second == meant, "I1",
+         "rank " + std::to_string(rank.value) + " means another group by epoch "
+             + std::to_string(epoch.value));
+  demand(!fresh || groups.size() < 2 || std::prev(groups.end())->first == epoch, "I7",
+         "an epoch number falls");
+}
+
+} // namespace adafloor::sim
