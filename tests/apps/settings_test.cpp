@@ -140,6 +140,22 @@ BOOST_AUTO_TEST_CASE(every_key_has_an_option_of_its_own) {
   BOOST_TEST((std::adjacent_find(options.begin(), options.end()) == options.end()));
 }
 
+BOOST_AUTO_TEST_CASE(the_file_that_ships_names_every_key_and_changes_nothing) {
+  const std::string path = std::string{ADAFLOOR_SOURCE_DIR} + "/config/run.toml";
+  auto from_file = resolve({"--config", path});
+  auto from_nothing = resolve({});
+  BOOST_REQUIRE_MESSAGE(from_file.has_value(), error_of(from_file));
+  from_file->out_dir = from_nothing->out_dir = ""; // may differ by a second
+  BOOST_TEST(to_json_text(*from_file) == to_json_text(*from_nothing));
+  std::ifstream file{path};
+  const std::string text{std::istreambuf_iterator<char>{file}, {}};
+  run_settings settings;
+  for (const auto& row : settings.table()) {
+    auto name = row.key.substr(row.key.find('.') + 1);
+    BOOST_TEST(holds(text, "\n" + name + " = "), row.key);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(the_nearest_word_is_found_and_a_far_one_is_not) {
   BOOST_TEST(nearest("flor", {"ranks", "floor", "steps"}) == "floor");
   BOOST_TEST(nearest("zzzzzzzzzzzz", {"ranks", "floor"}) == "");
