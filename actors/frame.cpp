@@ -80,6 +80,11 @@ std::string encode_frame(const frame_header& h, std::string_view payload) {
   return s;
 }
 
+std::optional<rank_id> claimed_sender(std::string_view bytes) {
+  if (bytes.size() < at_from) return std::nullopt;
+  return rank_id{get<std::uint32_t>(bytes, at_sender)};
+}
+
 std::variant<frame, frame_fault> decode_frame(std::string_view bytes) {
   if (bytes.size() < frame_header_bytes) return frame_fault::too_short;
   if (get<std::uint32_t>(bytes, at_magic) != magic) return frame_fault::bad_magic;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -52,5 +53,7 @@ constexpr std::uint16_t frame_version = 1; ///< of this layout
 /// CRC32C covers header and payload.
 std::string encode_frame(const frame_header& h, std::string_view payload);
 std::variant<frame, frame_fault> decode_frame(std::string_view bytes);
+/// Who a faulty frame says it is from; may be wrong.
+std::optional<rank_id> claimed_sender(std::string_view bytes);
 
 } // namespace adafloor

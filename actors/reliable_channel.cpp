@@ -33,9 +33,10 @@ void reliable_channel::say_hello(time_point now) {
   hello_at_ = now + hello_wait_;
 }
 
-bool reliable_channel::has_room() const {
+bool reliable_channel::has_room_for(std::size_t payload_bytes) const {
+  if (unconsumed_sizes_.empty()) return true;
   return unconsumed_sizes_.size() < config_.window_frames
-         && unconsumed_bytes_ < config_.window_bytes;
+         && unconsumed_bytes_ + payload_bytes <= config_.window_bytes;
 }
 
 bool reliable_channel::is_half_empty() const {

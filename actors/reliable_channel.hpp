@@ -59,7 +59,7 @@ public:
 
   /// False: the window is full, nothing was taken.
   bool offer(std::string payload, time_point now);
-  bool has_room() const; ///< an offer of a frame of any allowed size would be taken
+  bool has_room_for(std::size_t payload_bytes) const;
   /// At most half of the window is in use.
   bool is_half_empty() const;
 
@@ -78,6 +78,8 @@ public:
   bool has_transmissions() const { return !out_.empty(); }
 
   state current_state() const { return state_; }
+  std::size_t window_frames_used() const { return unconsumed_sizes_.size(); }
+  std::size_t window_bytes_used() const { return unconsumed_bytes_; }
   /// The peer has acknowledged everything that was offered.
   bool is_settled() const { return unacked_.empty(); }
   /// Something waits for the peer, and nothing was heard from it for `silent_after`.

@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(a_full_window_turns_offers_away_until_the_peer_consumes) {
   while (a.offer("x", now))
     ++taken;
   BOOST_TEST(taken == a.config().window_frames);
-  BOOST_TEST(!a.has_room());
+  BOOST_TEST(!a.has_room_for(1));
   pass(a, b);
   now += microseconds{10'000};
   b.tick(now);
@@ -229,7 +229,7 @@ BOOST_AUTO_TEST_CASE(a_full_window_turns_offers_away_until_the_peer_consumes) {
   a.tick(now);
   pass(a, b); // "how far are you?"
   pass(b, a);
-  BOOST_TEST(a.has_room());
+  BOOST_TEST(a.has_room_for(1));
   BOOST_TEST(a.offer("x", now));
 }
 

@@ -4,6 +4,7 @@
 #define BOOST_TEST_NO_MAIN
 #define BOOST_TEST_MODULE ucx_collective
 #include "actors/ucx_collective.hpp"
+#include "tests/gpu/communicator_conformance.hpp"
 #include "tests/ucx/child_process.hpp"
 #include "tests/ucx/test_main.hpp"
 
@@ -104,6 +105,11 @@ const std::vector<bytes_view> nothing(std::size_t n) {
 }
 
 } // namespace
+
+BOOST_AUTO_TEST_CASE(the_conformance_suite_of_all_communicators_passes) {
+  tests::run_communicator_conformance(
+      [](std::uint32_t ranks) { return make_local_ucx_fabrics(static_cast<int>(ranks)).value(); });
+}
 
 BOOST_AUTO_TEST_CASE(everybody_gets_what_everybody_sent) {
   for (std::uint32_t n : {1u, 2u, 3u, 4u, 8u}) {
