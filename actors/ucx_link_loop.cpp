@@ -95,12 +95,13 @@ void ucx_link::impl::report_fault(std::string_view bytes, frame_fault fault) {
   if (!known || !peers[sender->value].channel) return;
   auto& p = peers[sender->value];
   p.dirty = true;
+  const auto kind = fault == frame_fault::bad_version ? peer_event_kind::bad_version
+                                                      : peer_event_kind::undecodable;
   const time_point now = clock_now();
-  if (p.fault_told_at && now < *p.fault_told_at + fault_told_every) return;
-  p.fault_told_at = now;
-  report(p,
-         fault == frame_fault::bad_version ? peer_event_kind::bad_version
-                                           : peer_event_kind::undecodable,
+  const auto told = p.told.find(kind);
+  if (told != p.told.end() && now < told->second + fault_told_every) return;
+  p.told[kind] = now;
+  report(p, kind,
          "(as it says) sent a frame of " + std::to_string(bytes.size()) + " bytes with "
              + describe(fault) + "; it was dropped");
 }
@@ -279,8 +280,8 @@ void ucx_link::impl::publish() {
       box.live = !p.lost && !p.silent && !p.refused;
       box.stats = p.base;
       if (p.channel) add(box.stats, p.channel->counters());
-      if (box.was_busy && box.used_frames * 2 <= o.window_frames
-          && box.used_bytes * 2 <= o.window_bytes) {
+      if (box.was_busy && (box.posted.size() + box.used_frames) * 2 <= o.window_frames
+          && (box.posted_bytes + box.used_bytes) * 2 <= o.window_bytes) {
         box.was_busy = false;
         roomy.push_back(p.rank);
       }

@@ -35,7 +35,8 @@ struct ucx_link::impl {
     std::size_t sends_pending = 0; // frames that UCX holds
     std::uint64_t life = 0;        // of the endpoint; tells late completions apart
     bool lost = false, silent = false, refused = false;
-    std::optional<time_point> reconnect_at, offer_again_at, fault_told_at;
+    std::optional<time_point> reconnect_at, offer_again_at;
+    std::map<peer_event_kind, time_point> told; // when faults were reported
     microseconds reconnect_wait{0};
     int reconnects_left = 0;
     bool dirty = true;

@@ -57,6 +57,12 @@ public:
   pid_t pid() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
 
+  /// SIGSTOP, and stopped when this returns.
+  void freeze() {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+
   /// SIGKILL, and gone when this returns.
   void kill() {
     ::kill(pid_, SIGKILL);

@@ -415,7 +415,7 @@ BOOST_AUTO_TEST_CASE(processes_go_on_after_one_is_killed_and_started_again) {
 BOOST_AUTO_TEST_CASE(a_frozen_process_is_named_by_the_watchdog) {
   process_world w(3);
   w.succeed(1, {0, 1, 2});
-  w.children[1].signal(SIGSTOP);
+  w.children[1].freeze();
   for (int m : {0, 2})
     w.children[std::size_t(m)].say(w.order(2, 5, {0, 1, 2}));
   for (int m : {0, 2}) {

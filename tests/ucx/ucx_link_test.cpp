@@ -323,7 +323,7 @@ BOOST_AUTO_TEST_CASE(a_frozen_process_fills_its_window_is_reported_silent_and_ca
   auto c = start(a, 1, 2, 77);
   a.send(1, text(0));
   BOOST_REQUIRE(a.hears(1));
-  c.signal(SIGSTOP);
+  c.freeze();
   std::uint64_t sent = 1;
   while (a.link->post(rank_id{1}, text(sent)) == post_status::accepted)
     ++sent;
