@@ -240,9 +240,6 @@ void handle(broker_machine& m, const envelope&, const work_kept& kept, time_poin
       post(m.who, role_at(rank, role_kind::sidecar), work_kept{unit.lease, kept.unit}, out);
 }
 
-template <class M, class... Ms>
-constexpr bool one_of = (std::is_same_v<M, Ms> || ...);
-
 /// The only role that may say M to the broker; `engine` for messages that nobody says to it.
 template <class M>
 constexpr role_kind speaker_of() {
@@ -317,8 +314,12 @@ void step(broker_machine& m, const envelope& in, time_point now, effects& out) {
 }
 
 void tick(broker_machine& m, time_point now, effects& out) {
-  for (auto& [rank, r] : m.ranks)
-    if (r.lease) tick_lease(m, rank, r, now, out);
+  const auto missed = m.own_pause.missed(now);
+  for (auto& [rank, r] : m.ranks) {
+    if (!r.lease) continue;
+    r.lease->revoked_since += missed;
+    tick_lease(m, rank, r, now, out);
+  }
   offer(m, now, out);
   answer_recall_if_done(m, out);
 }

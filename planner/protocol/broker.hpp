@@ -15,7 +15,7 @@ struct broker_config {
   microseconds renew{500'000};      ///< between two renewals
   microseconds grace{2'000'000};    ///< for the work to stop by itself
   microseconds return_margin{
-      3'000'000};                   ///< beyond grace; then the rank is not returned: fail closed
+      5'000'000};                   ///< beyond grace; then the rank is not returned: fail closed
   microseconds window_min{500'000}; ///< shorter predicted windows are not lent
   std::uint64_t memory_bytes = 1u << 30; ///< budget of the work on one rank
   std::uint32_t take_max = 64;           ///< units in one answer
@@ -63,7 +63,8 @@ struct broker_machine {
   std::optional<rollout_id> recall; ///< being answered
   bool recalled = false;            ///< nothing is lent until a rank is available again
   std::uint64_t duplicates = 0;     ///< results of units that were answered before
-  std::uint64_t units_refused = 0;  ///< beyond queue_max
+  pause_watch own_pause;
+  std::uint64_t units_refused = 0; ///< beyond queue_max
 
   broker_machine(broker_config config, term_id term);
 };

@@ -29,6 +29,9 @@ void post(const identity& from, address to, Message body, effects& out) {
   out.push_back(envelope{from.self, to, incarnation_id{}, from.stamp, std::move(body)});
 }
 
+template <class M, class... Ms>
+constexpr bool one_of = (std::is_same_v<M, Ms> || ...);
+
 constexpr address role_at(rank_id rank, role_kind role) {
   return address{rank, role};
 }
@@ -51,6 +54,20 @@ struct incarnation_filter {
 
   bool accepts(rank_id rank, incarnation_id incarnation) {
     return known.emplace(rank, incarnation).first->second == incarnation;
+  }
+};
+
+/// Notices that the process itself did not run for a while (stopped, starved, suspended): silence
+/// and lateness in that time prove nothing about others.
+struct pause_watch {
+  microseconds gap_max{1'000'000}; ///< between two ticks of a process that runs
+  time_point ticked_at;
+
+  /// To be called once per tick: how much deadlines must move, zero for a process that ran.
+  microseconds missed(time_point now) {
+    const auto gap = now - ticked_at;
+    ticked_at = now;
+    return gap > gap_max ? gap : microseconds{0};
   }
 };
 

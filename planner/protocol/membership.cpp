@@ -30,7 +30,8 @@ std::string silence_text(rank_id rank, microseconds silence) {
 } // namespace
 
 membership_machine::membership_machine(membership_config c, term_id term, time_point now)
-  : config(c), ticked_at(now) {
+  : config(c) {
+  own_pause.ticked_at = now;
   who.self = role_at(c.self, role_kind::membership);
   who.stamp.term = term;
   for (std::uint32_t r = 0; r < c.world_size; ++r)
@@ -45,10 +46,9 @@ void step(membership_machine& m, const envelope& in, time_point now, effects& ou
 }
 
 void tick(membership_machine& m, time_point now, effects& out) {
-  const auto pause = now - m.ticked_at;
-  m.ticked_at = now;
+  const auto missed = m.own_pause.missed(now);
   for (auto& [rank, peer] : m.peers) {
-    if (pause > m.config.own_pause_max) peer.heard_at += pause;
+    peer.heard_at += missed;
     const auto silence = now - peer.heard_at;
     if (peer.lost || silence <= m.config.silence_max) continue;
     peer.lost = true;

@@ -5,11 +5,9 @@
 namespace adafloor {
 
 struct membership_config {
-  rank_id self;                          ///< rank whose process runs this role
-  std::uint32_t world_size = 1;          ///< ranks 0 .. world_size-1 are expected
-  microseconds silence_max{3'000'000};   ///< a rank silent for longer is dead
-  microseconds own_pause_max{1'000'000}; ///< between two ticks; beyond it this process itself was
-                                         ///< stopped, and nobody is blamed for the silence
+  rank_id self;                        ///< rank whose process runs this role
+  std::uint32_t world_size = 1;        ///< ranks 0 .. world_size-1 are expected
+  microseconds silence_max{3'000'000}; ///< a rank silent for longer is dead
 };
 
 /// Takes `heartbeat`, answers `heartbeat_seen`; on death posts `member_lost` to the planner and the
@@ -26,7 +24,7 @@ struct membership_machine {
   membership_config config;
   identity who;
   std::map<rank_id, peer> peers;
-  time_point ticked_at;
+  pause_watch own_pause;
   drop_counts drops;
 
   membership_machine(membership_config config, term_id term, time_point now);

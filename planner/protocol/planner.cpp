@@ -111,6 +111,7 @@ planner_machine::planner_machine(planner_config c, fence stamp, time_point now)
   members = world;
   owners = home_owners(c.experts, c.world_size);
   transition.config = c.transition;
+  own_pause.ticked_at = now;
 }
 
 bool planner_machine::rank_part::finished() const {
@@ -129,6 +130,11 @@ void step(planner_machine& m, const envelope& in, time_point now, effects& out) 
 }
 
 void tick(planner_machine& m, time_point now, effects& out) {
+  const auto missed = m.own_pause.missed(now);
+  m.phase_began_at += missed;
+  m.transition.phase_began_at += missed;
+  if (m.weights) m.weights->began_at += missed;
+  if (m.stopping) m.stopping->began_at += missed;
   planner_parts::tick_orders(m, now, out);
   if (m.stopping || m.now_in == planner_machine::phase::failed) return;
   planner_parts::tick_rollout(m, now, out);

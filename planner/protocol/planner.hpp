@@ -114,6 +114,7 @@ struct planner_machine {
   bool weights_mixed = false; ///< an update failed on some ranks; no rollout until one succeeds
   std::optional<stop_part> stopping;
   bool stop_done = false;
+  pause_watch own_pause;
   std::set<rank_id> lost;      ///< dead by decision of the membership
   std::string failure;         ///< why phase failed
   bool failed_by_loss = false; ///< because a rank died

@@ -8,9 +8,6 @@ namespace adafloor {
 namespace rank_parts {
 namespace {
 
-template <class M, class... Ms>
-constexpr bool one_of = (std::is_same_v<M, Ms> || ...);
-
 /// The only role that may say M to a rank; `trainer` for messages that nobody says to it.
 template <class M>
 constexpr role_kind speaker_of() {
@@ -154,7 +151,8 @@ void handle(rank_machine& m, const envelope&, const engine_failed& failed, time_
 } // namespace rank_parts
 
 rank_machine::rank_machine(rank_config c, fence stamp, time_point now)
-  : config(c), heartbeat_at(now - c.heartbeat), planner_heard_at(now), ticked_at(now) {
+  : config(c), heartbeat_at(now - c.heartbeat), planner_heard_at(now) {
+  own_pause.ticked_at = now;
   who = {role_at(c.self, role_kind::rank), stamp};
   for (std::uint32_t r = 0; r < c.world_size; ++r)
     members.emplace_back(r);
@@ -170,9 +168,7 @@ void step(rank_machine& m, const envelope& in, time_point now, effects& out) {
 }
 
 void tick(rank_machine& m, time_point now, effects& out) {
-  const auto pause = now - m.ticked_at;
-  m.ticked_at = now;
-  if (pause > m.config.own_pause_max) m.planner_heard_at += pause;
+  m.planner_heard_at += m.own_pause.missed(now);
   if (!m.stopping && due(m.heartbeat_at, now, m.config.heartbeat))
     post(m.who, role_at(m.config.planner_rank, role_kind::membership),
          heartbeat{m.config.incarnation, m.who.stamp.epoch,

@@ -20,8 +20,7 @@ struct rank_config {
   microseconds resend{50'000};           ///< until acknowledged
   microseconds progress_resend{200'000}; ///< the last rank_progress is repeated while it decodes
   microseconds planner_silence_max{10'000'000}; ///< then the rank gives up: `orphaned`
-  microseconds own_pause_max{1'000'000}; ///< between two ticks; beyond it silence proves nothing
-  std::uint32_t response_window = 64;    ///< unacknowledged responses that are on the way at once
+  std::uint32_t response_window = 64; ///< unacknowledged responses that are on the way at once
 };
 
 /// Local addresses used: {self, engine}, {self, sidecar}. The shell routes to this machine whatever
@@ -92,7 +91,7 @@ struct rank_machine {
   microseconds clock_round_trip{0}; ///< that round trip; zero: none measured yet
   time_point heartbeat_at;
   time_point planner_heard_at;
-  time_point ticked_at;
+  pause_watch own_pause;
   bool stopping = false; ///< `stop` was obeyed: the process may exit once `stopped` is on its way
   bool orphaned = false; ///< the planner is silent: engine and sidecar were told to stop
 

@@ -141,9 +141,6 @@ void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effe
   give_back_if_done(m, out);
 }
 
-template <class M, class... Ms>
-constexpr bool one_of = (std::is_same_v<M, Ms> || ...);
-
 /// The only role that may say M to a sidecar; `trainer` for messages that nobody says to it.
 template <class M>
 constexpr role_kind speaker_of() {
@@ -188,6 +185,8 @@ void step(sidecar_machine& m, const envelope& in, time_point now, effects& out) 
 }
 
 void tick(sidecar_machine& m, time_point now, effects& out) {
+  const auto missed = m.own_pause.missed(now);
+  if (m.now_in == phase::killing) m.stop_before += missed;
   switch (m.now_in) {
   case phase::idle:
   case phase::unclean:

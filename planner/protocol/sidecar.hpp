@@ -12,7 +12,7 @@ struct sidecar_config {
   rank_id broker_rank;
   microseconds resend{50'000};       ///< until answered
   microseconds empty_pause{200'000}; ///< before an empty queue is asked again
-  microseconds kill_max{1'000'000};  ///< from kill to proof; then the return is not clean
+  microseconds kill_max{2'000'000};  ///< from kill to proof; then the return is not clean
   std::uint32_t prefetch = 4;        ///< units held besides the one that runs, at least 1
   std::uint32_t results_max = 16;    ///< answered units not yet durable; beyond it the worker waits
 };
@@ -53,7 +53,8 @@ struct sidecar_machine {
   };
   std::map<std::uint64_t, result_part> results; ///< by unit, until kept
   std::uint32_t units_done = 0;                 ///< kept, of this lease
-  bool job_ended = false;                       ///< `stop` was seen: no further lease
+  pause_watch own_pause{microseconds{200'000}, {}};
+  bool job_ended = false; ///< `stop` was seen: no further lease
 
   sidecar_machine(sidecar_config config, fence stamp);
 };

@@ -121,8 +121,6 @@ void hear(coordinator& t, identity&, rank_id, participant& p, const settled&, ti
   if (t.now_in == phase::settling) p.settled = true;
 }
 
-template <class M, class... Ms>
-constexpr bool one_of = (std::is_same_v<M, Ms> || ...);
 template <class M>
 constexpr bool is_answer = one_of<M, prepared, refused, transition_aborted, switched, settled>;
 

@@ -69,8 +69,7 @@ inline world::world(scenario s)
   : what(std::move(s)), current_faults(what.faults),
     planner(planner_settings(what), first_fence(), now),
     broker(broker_settings(what), first_fence().term),
-    membership({rank_id{0}, what.world_size, microseconds{3'000'000}, microseconds{1'000'000}},
-               first_fence().term, now) {
+    membership({rank_id{0}, what.world_size, microseconds{3'000'000}}, first_fence().term, now) {
   rng = random_stream(what.seed);
   bug = what.bug;
   for (std::uint32_t r = 0; r < what.world_size; ++r) {
