@@ -26,7 +26,7 @@ struct bootstrap_options {
   std::uint32_t world_size = 1;
   std::string master_host = "127.0.0.1"; ///< where rank 0 listens and the others connect
   std::uint16_t master_port = 0;
-  int listen_fd = -1;     ///< rank 0: an inherited listening socket instead of host and port
+  int listen_fd = -1;     ///< rank 0: an inherited listening socket, closed here afterwards
   std::string token;      ///< shared secret; at least 16 bytes
   std::string job_digest; ///< must be equal on all ranks (model, configuration); at most 256 bytes
   microseconds timeout{30'000'000};
