@@ -18,7 +18,7 @@ struct lane {
   __m256 lo, hi;
 };
 
-constexpr int tile_panels = 1, row_panels = 4;
+constexpr int tile_panels = 1, row_panels = 4, score_pages_at_once = 2, mix_blocks_at_once = 1;
 
 inline lane load(const float* p) {
   return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};

@@ -18,7 +18,7 @@ struct lane {
   __m512 v;
 };
 
-constexpr int tile_panels = 2, row_panels = 8;
+constexpr int tile_panels = 2, row_panels = 8, score_pages_at_once = 4, mix_blocks_at_once = 2;
 
 inline lane load(const float* p) {
   return {_mm512_loadu_ps(p)};

@@ -171,9 +171,17 @@ inline void score_pages(const attention_task& t, std::size_t head, std::size_t p
     for (int g = 0; g < G; ++g)
       acc[p][g] = fill(0.0F);
   const float* query = t.query + head * t.query_stride;
+  const float* ahead[P]; // blocks of the next round, brought in line by line
+  const std::size_t pages = (t.positions + 15) / 16;
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    std::size_t next = page + static_cast<std::size_t>(P + p);
+    ahead[p] = t.blocks[next < pages ? next : pages - 1];
+  }
   for (std::size_t i = 0; i < t.head_dim; ++i) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(ahead[p] + i * 16);
       lane key = load(t.blocks[page + static_cast<std::size_t>(p)] + i * 16);
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g)
@@ -208,30 +216,52 @@ inline float weigh_scores(float* scores, std::size_t positions) {
   return sum_of(sum);
 }
 
-/// Weighted sums of values for G heads and J lane blocks of the head dimension.
+/// Adds one position's values, weighted, to the sums of G heads and J lane blocks.
+template <int G, int J>
+inline void mix_position(lane (&acc)[G][J], const float* value, const float* weights,
+                         std::size_t score_stride) {
+  lane v[J];
+#pragma GCC unroll 8
+  for (int j = 0; j < J; ++j)
+    v[j] = load(value + j * 16);
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+    lane weight = fill(weights[static_cast<std::size_t>(g) * score_stride]);
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j)
+      acc[g][j] = fma(weight, v[j], acc[g][j]);
+  }
+}
+
+/// Weighted sums of values for G heads and J lane blocks of the head dimension: even and odd
+/// positions in two chains that are added at the end.
 template <int G, int J>
 inline void mix_values(const attention_task& t, std::size_t head, std::size_t block,
                        std::size_t score_stride, const float* sums) {
   const std::size_t value_stride = (t.head_dim + 15) / 16 * 16;
-  lane acc[G][J];
+  const std::size_t pages = (t.positions + 15) / 16;
+  lane even[G][J], odd[G][J];
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j)
-      acc[g][j] = fill(0.0F);
-  for (std::size_t at = 0; at < t.positions; ++at) {
-    const float* value = t.blocks[at / 16] + t.head_dim * 16 + at % 16 * value_stride + block * 16;
-    lane v[J];
-#pragma GCC unroll 8
-    for (int j = 0; j < J; ++j)
-      v[j] = load(value + j * 16);
-#pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) {
-      lane weight = fill(t.scores[(head + static_cast<std::size_t>(g)) * score_stride + at]);
-#pragma GCC unroll 8
-      for (int j = 0; j < J; ++j)
-        acc[g][j] = fma(weight, v[j], acc[g][j]);
+      even[g][j] = odd[g][j] = fill(0.0F);
+  for (std::size_t page = 0; page < pages; ++page) {
+    const float* value = t.blocks[page] + t.head_dim * 16 + block * 16;
+    const float* weights = t.scores + head * score_stride + page * 16;
+    const std::size_t slots = page + 1 < pages ? 16 : t.positions - page * 16;
+    const float* ahead = t.blocks[page + 1 < pages ? page + 1 : page] + t.head_dim * 16;
+    std::size_t slot = 0;
+    for (; slot + 2 <= slots; slot += 2) {
+      __builtin_prefetch(ahead + slot * value_stride + block * 16);
+      __builtin_prefetch(ahead + (slot + 1) * value_stride + block * 16);
+      if (J > 1) __builtin_prefetch(ahead + slot * value_stride + block * 16 + 16);
+      if (J > 1) __builtin_prefetch(ahead + (slot + 1) * value_stride + block * 16 + 16);
+      mix_position<G, J>(even, value + slot * value_stride, weights + slot, score_stride);
+      mix_position<G, J>(odd, value + (slot + 1) * value_stride, weights + slot + 1, score_stride);
     }
+    if (slot < slots)
+      mix_position<G, J>(even, value + slot * value_stride, weights + slot, score_stride);
   }
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
@@ -240,7 +270,7 @@ inline void mix_values(const attention_task& t, std::size_t head, std::size_t bl
     for (int j = 0; j < J; ++j)
       store(t.out + (head + static_cast<std::size_t>(g)) * t.out_stride + block * 16
                 + static_cast<std::size_t>(j) * 16,
-            mul(acc[g][j], factor));
+            mul(add(even[g][j], odd[g][j]), factor));
   }
 }
 
@@ -249,16 +279,16 @@ inline void attend_heads(const attention_task& t, std::size_t head) {
   const std::size_t pages = (t.positions + 15) / 16, score_stride = pages * 16;
   const std::size_t blocks = (t.head_dim + 15) / 16;
   std::size_t page = 0;
-  for (; page + 2 <= pages; page += 2)
-    score_pages<G, 2>(t, head, page, score_stride);
+  for (; page + score_pages_at_once <= pages; page += score_pages_at_once)
+    score_pages<G, score_pages_at_once>(t, head, page, score_stride);
   for (; page < pages; ++page)
     score_pages<G, 1>(t, head, page, score_stride);
   float sums[1024];
   for (std::size_t g = head; g < head + G; ++g)
     sums[g] = weigh_scores(t.scores + g * score_stride, t.positions);
   std::size_t block = 0;
-  for (; block + 2 <= blocks; block += 2)
-    mix_values<G, 2>(t, head, block, score_stride, sums);
+  for (; block + mix_blocks_at_once <= blocks; block += mix_blocks_at_once)
+    mix_values<G, mix_blocks_at_once>(t, head, block, score_stride, sums);
   for (; block < blocks; ++block)
     mix_values<G, 1>(t, head, block, score_stride, sums);
 }

@@ -11,7 +11,7 @@ struct lane {
   float v[16];
 };
 
-constexpr int tile_panels = 1, row_panels = 1;
+constexpr int tile_panels = 1, row_panels = 1, score_pages_at_once = 1, mix_blocks_at_once = 1;
 
 template <class F>
 inline lane each(F f) {
