@@ -1,0 +1,113 @@
+#pragma once
+// The inside of ucx_bulk: what callers and the owner thread share, and the owner thread's loop.
+#include "actors/ucx_bulk.hpp"
+#include "actors/ucx_worker.hpp"
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace adafloor {
+
+/// Stands in front of requests and answers. Both ends have the same byte order: UCX refuses others.
+struct bulk_head {
+  std::uint32_t magic = 0;
+  std::uint32_t sender = 0;
+  std::uint64_t from = 0, to = 0; // incarnations
+  std::uint64_t request = 0;      // number, unique per fetching process
+  std::uint64_t length = 0;       // of key, bytes or error text
+  std::uint32_t crc = 0;          // of the bytes; 0 where checksums are off
+  std::uint8_t code = 0;          // answer: 0 or an error_code
+  std::uint8_t checked = 0;       // whether crc counts
+  std::uint8_t unused[18] = {};
+};
+static_assert(sizeof(bulk_head) == 64);
+
+struct ucx_bulk::impl {
+  struct fetching {
+    rank_id from;
+    std::string key;
+    time_point deadline;
+    fetch_handler done;
+    bool asked = false; // on its way, not in the queue
+  };
+  struct peer {
+    bool known = false;
+    std::string address;
+    incarnation_id incarnation;
+    std::unique_ptr<ucx_endpoint> endpoint;
+  };
+  struct command {
+    rank_id peer;
+    bool forget = false;
+    std::string address;
+    incarnation_id incarnation;
+  };
+  struct note;    // a request or a small answer
+  struct serving; // a large answer
+  struct receiving;
+
+  explicit impl(options given)
+    : o(std::move(given)), pool(o.pool_bytes), known(o.world_size), peers(o.world_size) {}
+
+  // Any thread.
+  result<void> fetch(rank_id from, std::string key, microseconds timeout, fetch_handler done);
+  void wake();
+  void stop();
+
+  // Owner thread.
+  void run();
+  bool take_work();
+  void carry_out(const command& c);
+  void start_fetches();
+  void ask(std::uint64_t request, fetching& f);
+  void send_request(std::uint64_t request, const fetching& f);
+  void fetch_from_self(std::uint64_t request, const std::string& key);
+  void finish(std::uint64_t request, result<pooled_buffer> outcome);
+  void finish_all(rank_id from, const std::string& why);
+  void expire(time_point now);
+  void look_after(rank_id r);
+  void sleep(int refused_arms);
+  void wind_up();
+  bulk_head head_for(rank_id to, std::uint64_t request) const;
+  bool is_current(const bulk_head& h); // counts what is stale
+  void on_request_bytes(std::string_view bytes);
+  void serve(const bulk_head& h, const std::string& key);
+  void on_small_answer(std::string_view bytes);
+  ucs_status_t on_large_answer(const bulk_head& h, void* descriptor, std::size_t size);
+  void on_received(std::unique_ptr<receiving> r, ucs_status_t status);
+  void send_note(rank_id to, char letter, const bulk_head& h, std::string_view text);
+  static ucs_status_t message(void* argument, const void* header, std::size_t header_size,
+                              void* data, std::size_t size, const ucp_am_recv_param_t* param);
+
+  const options o;
+  std::unique_ptr<ucx_worker> worker;
+  std::string address;
+  int wake_fd = -1;
+  std::thread thread;
+  buffer_pool pool;
+  request_handler provide;
+  event_handler handle_event;
+
+  mutable std::mutex mutex; // up to the next line with a comment
+  std::vector<bool> known;
+  std::vector<command> commands;
+  std::vector<fetching> wanted;
+  std::size_t open_fetches = 0;
+  bool stopping = false, stopped = false;
+  bulk_stats stats;
+
+  std::vector<peer> peers; // the owner's, like all below
+  std::map<std::uint64_t, fetching> fetches;
+  std::deque<std::uint64_t> queue; // fetches that were not asked yet
+  std::size_t in_flight = 0, serving_now = 0, receives_pending = 0;
+  std::uint64_t next_request = 1;
+  std::deque<std::string> early; // requests of ranks that are not connected yet
+  bulk_stats counts;             // the owner's copy
+};
+
+} // namespace adafloor
