@@ -30,7 +30,7 @@ int print_error(const error& what) {
 
 std::string nearest(const std::string& word, const std::vector<std::string>& known) {
   std::string best;
-  std::size_t least = std::max<std::size_t>(3, word.size() / 2) + 1;
+  std::size_t least = word.size() / 3 + 2;
   for (const auto& candidate : known) {
     const auto distance = edits(word, candidate);
     if (distance >= least) continue;

@@ -6,12 +6,12 @@
 
 namespace {
 
-/// What CLI11 cannot know: which option was probably meant.
-std::string suggestion(const CLI::App& root) {
+/// What a word that nobody expects was probably meant to be.
+std::string unexpected_word(const CLI::App& root) {
   const auto chosen = root.get_subcommands();
   const CLI::App& command = chosen.empty() ? root : *chosen.front();
   const auto left = command.remaining();
-  if (left.empty()) return {};
+  if (left.empty()) return "a word too many";
   std::vector<std::string> known;
   for (const auto* option : command.get_options())
     for (const auto& name : option->get_lnames())
@@ -20,7 +20,8 @@ std::string suggestion(const CLI::App& root) {
     known.push_back(sub->get_name());
   const auto word = left.front().substr(0, left.front().find('='));
   const auto near = adafloor::nearest(word, known);
-  return near.empty() ? "" : "; did you mean " + near + "?";
+  return command.get_name() + ": unknown " + (word[0] == '-' ? "option " : "word ") + word
+         + (near.empty() ? "" : "; did you mean " + near + "?");
 }
 
 } // namespace
@@ -40,7 +41,10 @@ int main(int argc, char** argv) {
     root.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return root.exit(e); // --help, --version
-    std::cerr << "adafloor: error: " << e.what() << suggestion(root)
+    const auto code = static_cast<CLI::ExitCodes>(e.get_exit_code());
+    const bool extra = code == CLI::ExitCodes::ExtrasError
+                       || (code == CLI::ExitCodes::RequiredError && root.remaining_size() > 0);
+    std::cerr << "adafloor: error: " << (extra ? unexpected_word(root) : e.what())
               << "\nadafloor --help and adafloor COMMAND --help list what there is" << std::endl;
     return 2;
   } catch (const std::exception& e) {

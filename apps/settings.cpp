@@ -254,6 +254,7 @@ void run_settings::add_options(CLI::App& command) {
             [this, i](const std::vector<std::string>& values) { given_.emplace_back(i, values); },
             help)
         ->expected(1)
+        ->type_name(row.is_path ? "PATH" : "VALUE")
         ->multi_option_policy(row.is_list ? CLI::MultiOptionPolicy::TakeAll
                                           : CLI::MultiOptionPolicy::TakeLast);
   }

@@ -119,7 +119,8 @@ BOOST_FIXTURE_TEST_CASE(usage, workplace) {
   for (const char* command : {"run", "node", "generate", "report", "doctor"}) {
     const auto help = run_program({command, "--help"}, path());
     BOOST_TEST(help.exit_code == 0);
-    BOOST_TEST(help.out.find("Example: adafloor ") != std::string::npos, command);
+    BOOST_TEST(help.out.find(std::string{"Example: adafloor "} + command) != std::string::npos,
+               command);
   }
   BOOST_TEST(run_program({}, path()).exit_code == 2);
   BOOST_TEST(run_program({"rnu"}, path()).exit_code == 2);
