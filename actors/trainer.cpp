@@ -10,7 +10,6 @@ microseconds now() {
       std::chrono::steady_clock::now().time_since_epoch());
 }
 
-constexpr microseconds progress_every{250'000};
 constexpr microseconds poll_every{100'000}; ///< for interruption while no message comes
 constexpr std::size_t queue_part = 256;     ///< units in one queue_work
 
@@ -34,8 +33,7 @@ void trainer::push(const envelope& e) {
   wake_.notify_one();
 }
 
-template <class M>
-void trainer::tell(role_kind from, role_kind to, M message) {
+void trainer::tell(role_kind from, role_kind to, any_message message) {
   envelope e;
   e.from = {rank_id(0), from};
   e.to = {rank_id(0), to};

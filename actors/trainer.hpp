@@ -83,8 +83,7 @@ private:
   template <class M>
   void on(const M&, const envelope&) {} // Other bodies are not for trainer and recorder.
   void tell_progress();
-  template <class M>
-  void tell(role_kind from, role_kind to, M message);
+  void tell(role_kind from, role_kind to, any_message message);
 
   const job& task_;
   event_stream& events_;
