@@ -63,12 +63,15 @@ bool sidecar_worker::take_commands() {
 void sidecar_worker::handle(const run_unit& m) {
   if (running_.count(m.work.unit) != 0) return; // A repeat.
   if (!engine_) {
-    engine_options o;
-    o.self = options_.self;
+    engine_options o; // A world of its own: the model is dense.
     o.kv_pages = options_.kv_pages;
     o.max_num_seqs = options_.max_num_seqs;
     auto loaded = engine::load(options_.model_dir, o);
-    if (!loaded) return fail_unit(m.lease, m.work.unit, loaded.error());
+    if (!loaded) { // Not the unit's fault: unanswered, it goes back to the queue with the lease.
+      std::fprintf(stderr, "rank %u: no auxiliary work: %s\n", options_.self.value,
+                   loaded.error().text.c_str());
+      return;
+    }
     engine_ = std::move(*loaded);
   }
   request_spec request;

@@ -45,7 +45,7 @@ result<void> trainer::run() {
   queue_sidecar_work();
   for (const auto& arm : task_.arms)
     if (auto r = run_arm(arm); !r) return r;
-  events_.emit("done", {});
+  events_.emit("done", json::object());
   return {};
 }
 
@@ -129,6 +129,7 @@ result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
   step_.emplace();
   step_->rollout = rollout_id(++rollouts_);
   step_->number = number;
+  step_->group_size = task_.world_size;
   auto order = make_rollout(plan);
   json exits = json::array();
   for (const auto& x : plan.exits)
@@ -164,12 +165,8 @@ result<void> trainer::close_step(const rollout_step& plan) {
     reward += reward_of(key, r);
   }
   const auto seconds = seconds_of(done.ended_at - done.began_at);
-  for (const auto& t : done.transitions) {
-    json fields{{"arm", books_.arm}, {"step", step_->number}};
-    fields.update(transition_json(t));
-    events_.emit("transition", std::move(fields));
-    books_.transitions.push_back(t);
-  }
+  books_.transitions.insert(books_.transitions.end(), done.transitions.begin(),
+                            done.transitions.end());
   for (const auto& [rank, report] : step_->reports)
     for (const auto& i : report.intervals)
       events_.emit("interval", {{"arm", books_.arm},

@@ -54,6 +54,7 @@ private:
     std::optional<rollout_failed> failed;
     std::uint64_t tokens = 0;
     microseconds progress_at{0};
+    std::uint32_t group_size = 0; ///< ranks, as last reported
   };
 
   trainer(const job& task, event_stream& events, surroundings around);
@@ -77,6 +78,7 @@ private:
   void on(const rollout_failed& m, const envelope& e);
   void on(const work_result& m, const envelope& e);
   void on(const lease_record& m, const envelope& e);
+  void on(const transition_record& m, const envelope& e);
   void on(const weights_updated& m, const envelope& e);
   void on(const weights_refused& m, const envelope& e);
   void on(const stopped& m, const envelope& e);

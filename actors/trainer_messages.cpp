@@ -99,7 +99,8 @@ void trainer::tell_progress() {
                             {"step", step_->number},
                             {"finished", step_->kept.size()},
                             {"total", step_->keys.size()},
-                            {"generated_tokens", step_->tokens}});
+                            {"generated_tokens", step_->tokens},
+                            {"group_size", step_->group_size}});
 }
 
 void trainer::on(const rollout_report& m, const envelope& e) {
@@ -148,6 +149,14 @@ void trainer::on(const lease_record& m, const envelope&) {
                          {"seconds", seconds_of(m.returned_at - m.granted_at)},
                          {"units", m.units_done},
                          {"revoke_seconds", revoke}});
+}
+
+void trainer::on(const transition_record& m, const envelope&) {
+  if (!step_) return;
+  step_->group_size = m.to;
+  json fields{{"arm", books_.arm}, {"step", step_->number}};
+  fields.update(transition_json(m));
+  events_.emit("transition", std::move(fields));
 }
 
 void trainer::on(const weights_updated& m, const envelope&) {

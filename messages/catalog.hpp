@@ -67,7 +67,8 @@
   X(55, lease_record)                                                                              \
   X(56, update_weights)                                                                            \
   X(57, weights_updated)                                                                           \
-  X(58, weights_refused)
+  X(58, weights_refused)                                                                           \
+  X(59, transition_record)
 
 namespace adafloor {
 

@@ -89,7 +89,7 @@ struct settled {
   FIELDS(settled, epoch, detached)
 };
 
-/// One line for reports: a transition that was committed and settled.
+/// planner -> trainer: a transition was committed and settled; one line for reports.
 struct transition_record {
   epoch_id epoch;
   transition_kind kind = transition_kind::contract;

@@ -109,6 +109,7 @@ void conclude(planner_machine& m, coordinator::outcome how, time_point now, effe
     break;
   case coordinator::outcome::settled:
     m.rollout->transitions.push_back(m.transition.record);
+    post(m.who, local(m, role_kind::trainer), m.transition.record, out);
     m.rollout->attempts = 0;
     if (m.now_in == phase::restoring)
       close_books(m, now, out);
