@@ -1,8 +1,11 @@
 #include "apps/progress.hpp"
 
+#include "apps/json_fields.hpp"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <iostream>
 
 namespace adafloor {
@@ -12,52 +15,54 @@ using nlohmann::json;
 progress::progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void progress::take(const json& event) {
-  const auto kind = event.value("event", "");
-  const auto arm = event.value("arm", "");
-  const auto step = event.value("step", 0);
+  const auto kind = text_at(event, "event");
+  const auto arm = text_at(event, "arm");
+  const auto step = number_or_zero(event, "step");
   if (kind == "arm_begin") line(fmt::format("{}: begins", arm));
   if (kind == "step_begin") {
     shown_percent_ = 0;
     std::string exits;
-    for (const auto& exit : event.value("exits", json::array()))
-      exits += fmt::format("{}{} ranks after {} tokens", exits.empty() ? "; planned: " : ", ",
-                           exit.value("to", 0), exit.value("at", 0.0));
-    line(fmt::format("{}: step {}: {} prompts, {} responses{}", arm, step,
-                     event.value("prompts", 0), event.value("responses", 0), exits));
+    for (const auto& exit : list_at(event, "exits"))
+      exits +=
+          fmt::format("{}{:.0f} ranks after {:.0f} tokens", exits.empty() ? "; planned: " : ", ",
+                      number_or_zero(exit, "to"), number_or_zero(exit, "at"));
+    line(fmt::format("{}: step {:.0f}: {:.0f} prompts, {:.0f} responses{}", arm, step,
+                     number_or_zero(event, "prompts"), number_or_zero(event, "responses"), exits));
   }
   if (kind == "progress") bar(event);
   if (kind == "transition")
-    line(fmt::format("{}: step {}: {} {} -> {} ranks, pause {:.1f} ms, {:.1f} kB moved", arm, step,
-                     event.value("kind", ""), event.value("from", 0), event.value("to", 0),
-                     1e3 * event.value("pause_seconds", 0.0), 1e-3 * event.value("bytes", 0.0)));
-  if (kind == "step_end")
-    line(fmt::format("{}: step {}: {:.2f} s, {} tokens, mean reward {:.3f}", arm, step,
-                     event.value("rollout_seconds", 0.0),
-                     event.value("generated_tokens", std::uint64_t{0}),
-                     event.contains("mean_reward") && event["mean_reward"].is_number()
-                         ? event["mean_reward"].get<double>()
-                         : 0.0));
-  if (kind == "error") line(fmt::format("error: {}", event.value("text", "")));
+    line(fmt::format("{}: step {:.0f}: {} {:.0f} -> {:.0f} ranks, pause {:.1f} ms, {:.1f} kB moved",
+                     arm, step, text_at(event, "kind"), number_or_zero(event, "from"),
+                     number_or_zero(event, "to"), 1e3 * number_or_zero(event, "pause_seconds"),
+                     1e-3 * number_or_zero(event, "bytes")));
+  if (kind == "step_end") {
+    const auto reward = number_at(event, "mean_reward");
+    line(fmt::format("{}: step {:.0f}: {:.2f} s, {:.0f} tokens{}", arm, step,
+                     number_or_zero(event, "rollout_seconds"),
+                     number_or_zero(event, "generated_tokens"),
+                     reward ? fmt::format(", mean reward {:.3f}", *reward) : ""));
+  }
+  if (kind == "error") line("error: " + text_at(event, "text"));
 }
 
 void progress::bar(const json& event) {
-  const auto total = std::max<std::uint64_t>(1, event.value("total", std::uint64_t{0}));
-  const auto finished = event.value("finished", std::uint64_t{0});
-  const auto percent = 100 * finished / total;
+  const auto total = std::max(1.0, number_or_zero(event, "total"));
+  const auto finished = std::min(total, number_or_zero(event, "finished"));
+  const auto percent = static_cast<std::uint64_t>(100 * finished / total);
+  const auto where =
+      fmt::format("{}: step {:.0f}:", text_at(event, "arm"), number_or_zero(event, "step"));
   if (!terminal_) {
     constexpr std::uint64_t every = 25;
     if (percent < shown_percent_ + every || percent >= 100) return;
     shown_percent_ = percent / every * every;
-    line(fmt::format("{}: step {}: {} of {} responses, {} ranks generate", event.value("arm", ""),
-                     event.value("step", 0), finished, total, event.value("group_size", 0)));
+    line(fmt::format("{} {:.0f} of {:.0f} responses", where, finished, total));
     return;
   }
-  constexpr std::uint64_t width = 30;
-  const auto filled = static_cast<std::size_t>(std::min(width, width * finished / total));
-  std::cerr << fmt::format(
-      "\r\033[K{} step {} [{}{}] {}/{} responses, {} tokens, group of {}", event.value("arm", ""),
-      event.value("step", 0), std::string(filled, '#'), std::string(width - filled, '.'), finished,
-      total, event.value("generated_tokens", std::uint64_t{0}), event.value("group_size", 0))
+  constexpr std::size_t width = 30;
+  const auto filled = static_cast<std::size_t>(width * finished / total);
+  std::cerr << fmt::format("\r\033[K{} [{}{}] {:.0f}/{:.0f} responses, {:.0f} tokens", where,
+                           std::string(filled, '#'), std::string(width - filled, '.'), finished,
+                           total, number_or_zero(event, "generated_tokens"))
             << std::flush;
   bar_shown_ = true;
 }

@@ -2,6 +2,7 @@
 #include "apps/report.hpp"
 
 #include "apps/commands.hpp"
+#include "apps/json_fields.hpp"
 #include "apps/run_record.hpp"
 
 #include <fmt/format.h>
@@ -21,16 +22,20 @@ using nlohmann::json;
 class timeline_reader {
 public:
   void take(const json& event) {
-    const auto kind = event.value("event", "");
+    const auto kind = text_at(event, "event");
     if (kind == "arm_begin") {
-      arms_.push_back({event.value("arm", "?")});
-      origin_ = event.value("seconds", 0.0);
+      arms_.push_back({text_at(event, "arm", "?")});
+      origin_ = number_or_zero(event, "seconds");
       last_of_rank_.clear();
     }
     if (arms_.empty()) return;
     if (kind == "interval") add_interval(event);
     if (kind == "step_end") arms_.back().step_ends.push_back(event);
-    if (kind == "transition") arms_.back().transitions.push_back(event);
+    if (kind == "transition") {
+      arms_.back().transitions.push_back(event);
+      if (const auto at = number_at(event, "seconds"))
+        arms_.back().transitions.back()["seconds"] = *at - origin_;
+    }
     if (kind == "lease") arms_.back().leases.push_back(event);
   }
 
@@ -46,11 +51,11 @@ private:
     constexpr double gap_seconds = 1e-4; // shorter gaps are rounding
     auto& list = arms_.back().intervals;
     rank_interval next;
-    next.rank = event.value("rank", 0U);
-    next.state = event.value("state", "idle");
-    next.begin = event.value("begin", 0.0) - origin_;
-    next.end = event.value("end", 0.0) - origin_;
-    next.step = event.value("step", std::uint64_t{0});
+    next.rank = static_cast<std::uint32_t>(number_or_zero(event, "rank"));
+    next.state = text_at(event, "state", "idle");
+    next.begin = number_or_zero(event, "begin") - origin_;
+    next.end = number_or_zero(event, "end") - origin_;
+    next.step = static_cast<std::uint64_t>(number_or_zero(event, "step"));
     const auto last = last_of_rank_.find(next.rank);
     if (last != last_of_rank_.end()) {
       auto& before = list[last->second];

@@ -1,5 +1,6 @@
 // The look of the report. Everything is drawn here as static SVG and tables, so that the page reads
 // without scripts; the script only adds the tooltip.
+#include "apps/json_fields.hpp"
 #include "apps/report.hpp"
 #include "apps/run_record.hpp"
 
@@ -80,19 +81,20 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-double number(const json& from, const char* key) {
-  const auto at = from.find(key);
-  return at != from.end() && at->is_number() ? at->get<double>() : 0;
+/// With that many digits; "-" where there is no number.
+std::string number(const json& from, const char* key, int digits = 0, double factor = 1) {
+  const auto value = number_at(from, key);
+  return value ? fmt::format("{:.{}f}", factor * *value, digits) : "-";
 }
 
 json ledger_of(const json& arm) {
-  return arm.value("ledger", json::object());
+  return object_at(arm, "ledger");
 }
 
 double share(const json& arm, const std::string& state) {
   const auto ledger = ledger_of(arm);
-  const auto whole = number(ledger, "rank_seconds");
-  return whole > 0 ? number(ledger, state.c_str()) / whole : 0;
+  const auto whole = number_or_zero(ledger, "rank_seconds");
+  return whole > 0 ? number_or_zero(ledger, state.c_str()) / whole : 0;
 }
 
 /// 1, 2 or 5 times a power of ten, for about ten ticks.
@@ -194,9 +196,8 @@ private:
       const double at = x(seconds);
       out += fmt::format("<path class=\"transition\" d=\"M{:.1f} {:.1f}l-4 -6h8z\"/>", at, y + 44);
       if (at < free_from) continue;
-      out +=
-          fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.0f}→{:.0f}</text>",
-                      at, y + 34, number(*event, "from"), number(*event, "to"));
+      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}→{}</text>", at,
+                         y + 34, number(*event, "from"), number(*event, "to"));
       free_from = at + 34;
     }
     return out;
@@ -204,15 +205,15 @@ private:
 
   /// Where the transition's own intervals begin: the one after as many others of its step.
   static double mark_time(const arm_timeline& arm, const json& event) {
-    if (event.contains("seconds")) return number(event, "seconds");
+    if (const auto seconds = number_at(event, "seconds")) return *seconds;
     std::size_t before = 0;
     for (const auto& other : arm.transitions) {
       if (&other == &event) break;
-      before += other.value("step", 0) == event.value("step", 0);
+      before += number_at(other, "step") == number_at(event, "step");
     }
     std::vector<double> begins;
     for (const auto& i : arm.intervals)
-      if (i.state == "transition" && static_cast<int>(i.step) == event.value("step", 0))
+      if (i.state == "transition" && double(i.step) == number_or_zero(event, "step"))
         begins.push_back(i.begin);
     std::sort(begins.begin(), begins.end());
     constexpr double apart_seconds = 0.02; // members begin one transition together
@@ -259,21 +260,22 @@ std::string cards(const json& arms) {
                          verdict.find("DIFFER") == std::string::npos ? "good" : "bad",
                          verdict.find("DIFFER") == std::string::npos ? "identical" : "different"),
              "tokens in all arms");
-  const auto dummy_before = number(ledger_of(first), "dummy");
-  const auto dummy_after = number(ledger_of(last), "dummy");
+  const auto dummy_before = number_or_zero(ledger_of(first), "dummy");
+  const auto dummy_after = number_or_zero(ledger_of(last), "dummy");
   if (arms.size() > 1 && dummy_before > 0)
     out += card(fmt::format("{:+.1f} %", 100 * (dummy_after / dummy_before - 1)),
-                fmt::format("dummy rank-seconds, {} against {}", escaped(last.value("arm", "?")),
-                            escaped(first.value("arm", "?"))));
+                fmt::format("dummy rank-seconds, {} against {}", escaped(text_at(last, "arm", "?")),
+                            escaped(text_at(first, "arm", "?"))));
   out += card(fmt::format("{:.1f} %", 100 * share(last, "leased")),
-              fmt::format("of all rank-seconds leased ({})", escaped(last.value("arm", "?"))));
-  const auto sidecar = last.value("sidecar", json::object());
-  out += card(fmt::format("{:.0f}", number(sidecar, "completed")),
-              fmt::format("sidecar answers, {:.0f} correct, {:.0f} duplicates",
-                          number(sidecar, "correct"), number(sidecar, "duplicates")));
-  out += card(fmt::format("{:.2f} s", number(last, "rollout_seconds")),
-              fmt::format("rollout ({}); {:.2f} s {}", escaped(last.value("arm", "?")),
-                          number(first, "rollout_seconds"), escaped(first.value("arm", "?"))));
+              fmt::format("of all rank-seconds leased ({})", escaped(text_at(last, "arm", "?"))));
+  const auto sidecar = object_at(last, "sidecar");
+  out += card(number(sidecar, "completed"),
+              fmt::format("sidecar answers, {} correct, {} duplicates", number(sidecar, "correct"),
+                          number(sidecar, "duplicates")));
+  out +=
+      card(number(last, "rollout_seconds", 2) + " s",
+           fmt::format("rollout ({}); {} s {}", escaped(text_at(last, "arm", "?")),
+                       number(first, "rollout_seconds", 2), escaped(text_at(first, "arm", "?"))));
   return out + "</div>";
 }
 
@@ -286,15 +288,16 @@ std::string ledger_table(const json& arms) {
   out += "<th>all</th></tr>";
   for (const auto& arm : arms) {
     const auto ledger = ledger_of(arm);
-    out += fmt::format("<tr><td>{}</td><td><div class=\"stack\">", escaped(arm.value("arm", "?")));
+    out +=
+        fmt::format("<tr><td>{}</td><td><div class=\"stack\">", escaped(text_at(arm, "arm", "?")));
     for (const auto& state : states)
       out += fmt::format("<i style=\"width:{:.3f}%;background:var(--{})\"></i>",
                          100 * share(arm, state), state);
     out += "</div></td>";
     for (const auto& state : states)
-      out += fmt::format("<td>{:.2f} ({:.1f} %)</td>", number(ledger, state.c_str()),
+      out += fmt::format("<td>{} ({:.1f} %)</td>", number(ledger, state.c_str(), 2),
                          100 * share(arm, state));
-    out += fmt::format("<td>{:.2f}</td></tr>", number(ledger, "rank_seconds"));
+    out += fmt::format("<td>{}</td></tr>", number(ledger, "rank_seconds", 2));
   }
   return out + "</table></div>";
 }
@@ -307,16 +310,16 @@ std::string results_table(const json& arms) {
       "</th></tr>";
   for (const auto& arm : arms) {
     int contractions = 0, restorations = 0;
-    for (const auto& t : arm.value("transitions", json::array()))
-      ++(t.value("kind", "") == "contract" ? contractions : restorations);
-    const auto leases = arm.value("leases", json::object());
-    out += fmt::format(
-        "<tr><td>{}</td><td>{:.2f}</td><td>{:.0f}</td><td>{:.0f}</td><td>{:.4f}</td>"
-        "<td>{}</td><td>{}</td><td>{:.0f}</td><td>{:.0f}</td><td class=\"l\">{}</td></tr>",
-        escaped(arm.value("arm", "?")), number(arm, "rollout_seconds"), number(arm, "responses"),
-        number(arm, "generated_tokens"), number(arm, "mean_reward"), contractions, restorations,
-        number(leases, "granted"), number(leases, "forced"),
-        escaped(arm.value("tokens_digest", "").substr(0, 24)));
+    for (const auto& t : list_at(arm, "transitions"))
+      ++(text_at(t, "kind") == "contract" ? contractions : restorations);
+    const auto leases = object_at(arm, "leases");
+    out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+                       "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"l\">{}</td></tr>",
+                       escaped(text_at(arm, "arm", "?")), number(arm, "rollout_seconds", 2),
+                       number(arm, "responses"), number(arm, "generated_tokens"),
+                       number(arm, "mean_reward", 4), contractions, restorations,
+                       number(leases, "granted"), number(leases, "forced"),
+                       escaped(text_at(arm, "tokens_digest").substr(0, 24)));
   }
   return out + "</table></div>";
 }
@@ -328,11 +331,11 @@ std::string steps_table(const json& steps) {
     out += fmt::format("<th>{}</th>", state);
   out += "</tr>";
   for (const auto& step : steps) {
-    out += fmt::format("<tr><td>{}</td><td>{:.0f}</td><td>{:.2f}</td><td>{:.0f}</td><td>{:.0f}</td>"
-                       "<td>{:.4f}</td>",
-                       escaped(step.value("arm", "?")), number(step, "step"),
-                       number(step, "rollout_seconds"), number(step, "responses"),
-                       number(step, "generated_tokens"), number(step, "mean_reward"));
+    out += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+                       "<td>{}</td>",
+                       escaped(text_at(step, "arm", "?")), number(step, "step"),
+                       number(step, "rollout_seconds", 2), number(step, "responses"),
+                       number(step, "generated_tokens"), number(step, "mean_reward", 4));
     for (const auto& state : states)
       out += fmt::format("<td>{:.1f} %</td>", 100 * share(step, state));
     out += "</tr>";
@@ -345,15 +348,15 @@ std::string transitions_table(const std::vector<arm_timeline>& arms) {
   for (const auto& arm : arms)
     for (const auto& t : arm.transitions) {
       std::string members;
-      for (const auto& member : t.value("members", json::array()))
+      for (const auto& member : list_at(t, "members"))
         members += (members.empty() ? "" : " ") + member.dump();
-      rows += fmt::format("<tr><td>{}</td><td>{:.0f}</td><td>{:.0f}</td><td class=\"l\">{}</td>"
-                          "<td>{:.0f} → {:.0f}</td><td>{:.0f}</td><td>{:.1f}</td><td>{:.1f}</td>"
+      rows += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"l\">{}</td>"
+                          "<td>{} → {}</td><td>{}</td><td>{}</td><td>{}</td>"
                           "<td class=\"l\">{}</td></tr>",
                           escaped(arm.name), number(t, "step"), number(t, "epoch"),
-                          escaped(t.value("kind", "")), number(t, "from"), number(t, "to"),
-                          number(t, "at_step"), 1e3 * number(t, "pause_seconds"),
-                          number(t, "bytes") / 1e3, escaped(members));
+                          escaped(text_at(t, "kind")), number(t, "from"), number(t, "to"),
+                          number(t, "at_step"), number(t, "pause_seconds", 1, 1e3),
+                          number(t, "bytes", 1, 1e-3), escaped(members));
     }
   if (rows.empty()) return {};
   return "<h2>Transitions</h2><div class=\"panel scroll\"><table><tr><th>arm</th><th>step</th>"
@@ -363,22 +366,21 @@ std::string transitions_table(const std::vector<arm_timeline>& arms) {
 }
 
 std::string heading(const json& run) {
-  const auto task = run.value("job", json::object());
+  const auto task = object_at(run, "job");
   std::string models;
-  for (const auto& model : task.value("models", json::array())) {
+  for (const auto& model : list_at(task, "models")) {
     const std::filesystem::path path{model.is_string() ? model.get<std::string>() : ""};
     models += (models.empty() ? "" : ", ") + path.parent_path().filename().string() + "/"
               + path.filename().string();
   }
-  auto out =
-      fmt::format("<h1>AdaFloor run</h1><p>{} · {:.0f} ranks, floor {:.0f} · {:.0f} steps of "
-                  "{:.0f} prompts × {:.0f} samples</p>",
-                  escaped(models), number(task, "world_size"),
-                  number(task.value("ep", json::object()), "floor"), number(task, "steps"),
-                  number(task, "prompts_per_step"), number(task, "n"));
+  auto out = fmt::format("<h1>AdaFloor run</h1><p>{} · {} ranks, floor {} · {} steps of "
+                         "{} prompts × {} samples</p>",
+                         escaped(models), number(task, "world_size"),
+                         number(object_at(task, "ep"), "floor"), number(task, "steps"),
+                         number(task, "prompts_per_step"), number(task, "n"));
   if (run.value("interrupted", false))
     out += "<p class=\"bad\">Interrupted: only what was finished is shown.</p>";
-  else if (const auto message = run.value("message", ""); !message.empty())
+  else if (const auto message = text_at(run, "message"); !message.empty())
     out += fmt::format("<pre class=\"bad\">{}</pre>", escaped(message));
   return out;
 }
@@ -396,15 +398,17 @@ std::string legend() {
 } // namespace
 
 std::string report_page(const json& run, const std::vector<arm_timeline>& arms) {
-  const auto results = run.value("arms", json::array());
-  const auto task = run.value("job", json::object());
+  const auto results = list_at(run, "arms");
+  const auto task = object_at(run, "job");
   auto page = std::string{head} + heading(run);
   if (!results.empty()) page += cards(results);
   if (!arms.empty())
     page += "<h2>Timeline</h2><div class=\"panel\">" + legend()
-            + timeline_drawing{arms, task.value("world_size", 1U)}.svg() + "</div>";
+            + timeline_drawing{arms, static_cast<std::uint32_t>(number_or_zero(task, "world_size"))}
+                  .svg()
+            + "</div>";
   if (!results.empty()) page += ledger_table(results) + results_table(results);
-  const auto steps = run.value("steps", json::array());
+  const auto steps = list_at(run, "steps");
   if (!steps.empty()) page += steps_table(steps);
   page += transitions_table(arms);
   page += "<h2>Job</h2><div class=\"panel\"><details><summary>every setting</summary><pre>"

@@ -1,5 +1,7 @@
 #include "apps/run_record.hpp"
 
+#include "apps/json_fields.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -13,62 +15,54 @@ namespace {
 
 using nlohmann::json;
 
-/// The number at a path of keys; none where it is missing.
-std::optional<double> number_at(const json& from, std::initializer_list<const char*> keys) {
-  const json* at = &from;
-  for (const char* key : keys) {
-    if (!at->is_object() || !at->contains(key)) return std::nullopt;
-    at = &(*at)[key];
-  }
-  return at->is_number() ? std::optional<double>(at->get<double>()) : std::nullopt;
-}
-
 std::string plain(std::optional<double> value, int digits) {
   return value ? fmt::format("{:.{}f}", *value, digits) : "-";
 }
 
 std::string share(const json& arm, const char* part) {
-  const auto value = number_at(arm, {"ledger", part});
-  const auto whole = number_at(arm, {"ledger", "rank_seconds"});
+  const auto value = number_at(object_at(arm, "ledger"), part);
+  const auto whole = number_at(object_at(arm, "ledger"), "rank_seconds");
   if (!value || !whole || *whole <= 0) return "-";
   return fmt::format("{:.2f}  {:5.1f} %", *value, 100 * *value / *whole);
 }
 
 std::string transitions_of(const json& arm, const char* kind) {
-  if (!arm.contains("transitions")) return "-";
   int count = 0;
   double longest = 0;
-  for (const auto& t : arm["transitions"]) {
-    if (t.value("kind", "") != kind) continue;
+  for (const auto& t : list_at(arm, "transitions")) {
+    if (text_at(t, "kind") != kind) continue;
     ++count;
-    longest = std::max(longest, t.value("pause_seconds", 0.0));
+    longest = std::max(longest, number_or_zero(t, "pause_seconds"));
   }
   return count == 0 ? "0" : fmt::format("{}, pause at most {:.1f} ms", count, 1000 * longest);
 }
 
 std::string text_cell(const json& arm, const std::string& row) {
-  const auto number = [&](std::initializer_list<const char*> keys, int digits) {
-    return plain(number_at(arm, keys), digits);
+  const auto number = [&](const char* key, int digits) {
+    return plain(number_at(arm, key), digits);
   };
-  if (row == "rollout, s") return number({"rollout_seconds"}, 2);
-  if (row == "responses") return number({"responses"}, 0);
-  if (row == "generated tokens") return number({"generated_tokens"}, 0);
-  if (row == "mean reward") return number({"mean_reward"}, 4);
-  if (row == "rank-seconds") return number({"ledger", "rank_seconds"}, 2);
+  const auto count = [&](const char* group, const char* key) {
+    return plain(number_at(object_at(arm, group), key), 0);
+  };
+  if (row == "rollout, s") return number("rollout_seconds", 2);
+  if (row == "responses") return number("responses", 0);
+  if (row == "generated tokens") return number("generated_tokens", 0);
+  if (row == "mean reward") return number("mean_reward", 4);
+  if (row == "rank-seconds") return plain(number_at(object_at(arm, "ledger"), "rank_seconds"), 2);
   if (row == "contractions") return transitions_of(arm, "contract");
   if (row == "restorations") return transitions_of(arm, "restore");
-  if (row == "leases granted") return number({"leases", "granted"}, 0);
-  if (row == "leases forced") return number({"leases", "forced"}, 0);
-  if (row == "sidecar completed") return number({"sidecar", "completed"}, 0);
-  if (row == "sidecar correct") return number({"sidecar", "correct"}, 0);
-  if (row == "tokens digest") return arm.value("tokens_digest", "-").substr(0, 16);
+  if (row == "leases granted") return count("leases", "granted");
+  if (row == "leases forced") return count("leases", "forced");
+  if (row == "sidecar completed") return count("sidecar", "completed");
+  if (row == "sidecar correct") return count("sidecar", "correct");
+  if (row == "tokens digest") return text_at(arm, "tokens_digest", "-").substr(0, 16);
   return share(arm, row.substr(2).c_str());
 }
 
 } // namespace
 
 void run_record::take(const json& event) {
-  const auto kind = event.value("event", "");
+  const auto kind = text_at(event, "event");
   if (kind == "arm_end" && event.contains("result")) arms_.push_back(event["result"]);
   if (kind == "step_end") {
     steps_.push_back(event);
@@ -96,14 +90,14 @@ std::string side_by_side(const json& arms) {
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;
   for (const auto& arm : arms) {
-    auto width = arm.value("arm", "?").size();
+    auto width = text_at(arm, "arm", "?").size();
     for (const auto& row : rows)
       width = std::max(width, text_cell(arm, row).size());
     widths.push_back(width + 3);
   }
   std::string table = fmt::format("{:<{}}", "", name_width);
   for (std::size_t i = 0; i < arms.size(); ++i)
-    table += fmt::format("{:>{}}", arms[i].value("arm", "?"), widths[i]);
+    table += fmt::format("{:>{}}", text_at(arms[i], "arm", "?"), widths[i]);
   table += "\n";
   for (const auto& row : rows) {
     table += fmt::format("{:<{}}", row, name_width);
@@ -117,9 +111,9 @@ std::string side_by_side(const json& arms) {
 std::string digest_verdict(const json& arms) {
   if (arms.size() < 2) return {};
   for (std::size_t i = 1; i < arms.size(); ++i)
-    if (arms[i].value("tokens_digest", "") != arms[0].value("tokens_digest", "-"))
-      return fmt::format("tokens DIFFER between {} and {}", arms[0].value("arm", "?"),
-                         arms[i].value("arm", "?"));
+    if (text_at(arms[i], "tokens_digest", "") != text_at(arms[0], "tokens_digest", "-"))
+      return fmt::format("tokens DIFFER between {} and {}", text_at(arms[0], "arm", "?"),
+                         text_at(arms[i], "arm", "?"));
   return "identical tokens in all arms";
 }
 

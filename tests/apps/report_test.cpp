@@ -35,7 +35,7 @@ const std::string events = "{\"event\":\"arm_begin\",\"arm\":\"natural\",\"secon
                            + interval(0, "busy", 2, 3) + interval(1, "busy", 2, 2.5)
                            + interval(0, "busy", 3, 4) + interval(1, "dummy", 2.5, 4)
                            + "{\"event\":\"transition\",\"arm\":\"natural\",\"step\":0,\"kind\":"
-                             "\"contract\",\"from\":8,\"to\":4,\"seconds\":0.7}\n";
+                             "\"contract\",\"from\":8,\"to\":4,\"seconds\":2.7}\n";
 
 json run_of(const std::string& digest_a, const std::string& digest_b) {
   const json ledger{{"rank_seconds", 10.0}, {"busy", 6.0}, {"dummy", 4.0}};
