@@ -1,6 +1,6 @@
 #pragma once
 // How long things take: decode steps by group size, exits, restores, copies.
-#include "messages/result.hpp"
+#include "planner/plan/capacity.hpp"
 
 #include <cstdint>
 #include <string>
@@ -47,6 +47,8 @@ struct cost_model {
   double kv_bytes_per_token = 0;
   double blackout_seconds = 0;          ///< stop of the group per batch of migrations
   double prefill_tokens_per_second = 0; ///< recompute after preemption; 0: free
+  std::vector<group_capacity> capacity; ///< KV tokens per rank on this stack; empty: no limit
+  std::vector<group_capacity> planned_capacity; ///< the same with resident groups kept
 };
 
 /// A decode law in numbers for one group at one batch: ms = constant + per_max_kv * max_kv.

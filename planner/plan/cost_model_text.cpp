@@ -76,9 +76,11 @@ public:
     if (words[0] == "decode") return read_decode(words);
     if (words[0] == "table") return read_table(words);
     if (words[0] == "exit") return read_exit(words);
+    if (words[0] == "capacity") return read_capacity(words, &costs_.capacity);
+    if (words[0] == "planned_capacity") return read_capacity(words, &costs_.planned_capacity);
     auto equals = line.find('=');
     if (equals == std::string_view::npos)
-      return bad(words[0], line, "key = value, or a decode, table or exit line");
+      return bad(words[0], line, "key = value, or a decode, table, exit or capacity line");
     return read_scalar(trimmed(line.substr(0, equals)), trimmed(line.substr(equals + 1)));
   }
 
@@ -180,6 +182,17 @@ private:
     return {};
   }
 
+  result<void> read_capacity(const std::vector<std::string_view>& words,
+                             std::vector<group_capacity>* table) {
+    double tokens = 0;
+    auto size = words.size() == 3 ? ranks(words[0], words[1]) : result<int>{0};
+    if (!size) return tl::unexpected(size.error());
+    if (*size < 1 || !to_number(words[2], &tokens) || tokens < 1)
+      return bad(words[0], words.back(), std::string{words[0]} + " RANKS TOKENS");
+    table->push_back({*size, static_cast<std::int64_t>(tokens)});
+    return {};
+  }
+
   std::string_view file_;
   std::size_t line_ = 0;
   cost_model costs_;
@@ -219,6 +232,10 @@ std::string format_cost_model(const cost_model& costs) {
   for (const auto& exit : costs.exits)
     out += "exit " + std::to_string(exit.from) + " " + std::to_string(exit.to) + " "
            + printed(exit.seconds) + "\n";
+  for (const auto& c : costs.capacity)
+    out += "capacity " + std::to_string(c.ranks) + " " + std::to_string(c.tokens) + "\n";
+  for (const auto& c : costs.planned_capacity)
+    out += "planned_capacity " + std::to_string(c.ranks) + " " + std::to_string(c.tokens) + "\n";
   return out;
 }
 
