@@ -55,16 +55,27 @@ plan_options options_of(const job& task, const std::string& arm) {
   return o;
 }
 
-rollout_step to_rollout_step(const step_plan& planned, std::uint32_t world) {
+/// A plan that contracts may also take the stages below its floor when the rollout outlives the
+/// predicted tail, as far as the KV cache is safe there: they cost nothing unless they happen.
+void add_late_exits(const step_plan& planned, const plan_options& o, rollout_step* out) {
+  for (const auto size : o.group_sizes)
+    if (size < planned.exits.back().to && size >= o.floor
+        && planned.peak_tokens <= capacity_at(o.capacities, size, o.experts))
+      out->exits.push_back({out->predicted_tail, static_cast<std::uint32_t>(size)});
+}
+
+rollout_step to_rollout_step(const step_plan& planned, const plan_options& o) {
   rollout_step out;
+  const auto world = static_cast<std::uint32_t>(o.world);
   for (std::uint32_t r = 0; r < planned.ranks.size(); ++r)
     for (const auto p : planned.ranks[r])
       out.prompts.push_back({p, rank_id(r)});
   for (const auto& x : planned.exits)
     out.exits.push_back(
         {static_cast<std::uint32_t>(std::lround(x.at)), static_cast<std::uint32_t>(x.to)});
-  out.floor = planned.exits.empty() ? world : static_cast<std::uint32_t>(planned.exits.back().to);
   out.predicted_tail = static_cast<std::uint32_t>(std::lround(planned.tail));
+  if (!planned.exits.empty()) add_late_exits(planned, o, &out);
+  out.floor = out.exits.empty() ? world : out.exits.back().to;
   out.response_cap = static_cast<std::uint32_t>(planned.guard_cap);
   return out;
 }
@@ -97,7 +108,7 @@ result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::stri
   if (!plan) return tl::unexpected(plan.error());
   std::vector<rollout_step> steps;
   for (const auto& s : plan->steps)
-    steps.push_back(to_rollout_step(s, task.world_size));
+    steps.push_back(to_rollout_step(s, options));
   return steps;
 }
 
