@@ -327,6 +327,7 @@ void group_sim::apply(const exit_choice& choice) {
       start(to, index);
       auto tokens = static_cast<double>(step_ - request.offset + request.held_prompt);
       received[move.to.value] += tokens;
+      transition.moved_tokens += tokens;
       result_.migrated_tokens += tokens;
     }
     ++result_.migrations;
@@ -385,6 +386,7 @@ step_result group_sim::run() {
   double restore = shrunk ? std::min(costs.restore_seconds, fixed) : 0;
   for (auto& r : ranks_)
     r.member = true;
+  result_.restore_seconds = restore;
   pause(restore);
   for (int r = 0; r < options_.world; ++r)
     draw(r, rank_span::idle, now_, now_ + fixed - restore);

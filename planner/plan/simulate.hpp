@@ -10,7 +10,8 @@ struct sim_transition {
   double at_step = 0; ///< decode steps since the rollout began
   double at_seconds = 0;
   double pause_seconds = 0;
-  int moved = 0; ///< requests that migrated for it
+  int moved = 0;           ///< requests that migrated for it
+  double moved_tokens = 0; ///< their KV tokens
 };
 
 /// A stretch of time of one rank, for drawing.
@@ -33,6 +34,7 @@ struct step_result {
   double longest_copy_seconds = 0; ///< of one batch of migrations
   int preemptions = 0;
   bool restored = false;
+  double restore_seconds = 0;
   std::vector<rank_span> spans; ///< only if asked for
 };
 
