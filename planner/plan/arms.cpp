@@ -16,6 +16,13 @@ std::vector<std::string> arm_names() {
 
 namespace {
 
+// The published planner halves; free sizes are ours.
+std::vector<int> halvings(int world) {
+  std::vector<int> out;
+  for (int size = world; size >= 2; size /= 2) out.push_back(size);
+  return out;
+}
+
 bool starts(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
@@ -46,11 +53,14 @@ result<arm_spec> make_arm(std::string_view name, const arm_base& base) {
     o.guard = o.guard || name == "lengthsort_guard";
   } else if (name == "fixed4") {
     o.policy = plan_policy::fixed;
+    o.group_sizes = halvings(o.world);
     o.floor = std::min(4, o.world);
   } else if (name == "minskew") {
     o.policy = plan_policy::minskew;
+    o.group_sizes = halvings(o.world);
   } else if (starts(name, "adafloor_")) {
     o.policy = plan_policy::paper;
+    o.group_sizes = halvings(o.world);
     o.floor = std::min(name.find("_f4") != std::string_view::npos ? 4 : 2, o.world);
     if (starts(name, "adafloor_p")) {
       o.residency = residency_kind::planned;
