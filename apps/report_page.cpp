@@ -182,23 +182,30 @@ private:
     return out;
   }
 
-  /// "8→4" over the rows; a label that would touch the one before is left to the table.
+  /// "8→4" over the rows; transitions too near for labels of their own share one: "8→4→2".
   std::string draw_transitions(const arm_timeline& arm, double y) const {
-    std::string out;
-    double free_from = 0;
     std::vector<std::pair<double, const json*>> marks;
     for (const auto& event : arm.transitions)
-      marks.emplace_back(mark_time(arm, event), &event);
+      if (const double seconds = mark_time(arm, event); seconds >= 0)
+        marks.emplace_back(x(seconds), &event);
     std::stable_sort(marks.begin(), marks.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (const auto& [seconds, event] : marks) {
-      if (seconds < 0) continue;
-      const double at = x(seconds);
-      out += fmt::format("<path class=\"transition\" d=\"M{:.1f} {:.1f}l-4 -6h8z\"/>", at, y + 44);
-      if (at < free_from) continue;
-      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}→{}</text>", at,
-                         y + 34, number(*event, "from"), number(*event, "to"));
-      free_from = at + 34;
+    constexpr double label_width = 34, number_width = 14;
+    std::string out;
+    for (std::size_t i = 0; i < marks.size();) {
+      auto label = number(*marks[i].second, "from");
+      const double begin = marks[i].first;
+      double end = begin, free_from = begin + label_width;
+      for (; i < marks.size() && (end == begin || marks[i].first < free_from); ++i) {
+        end = marks[i].first;
+        label += "→" + number(*marks[i].second, "to");
+        free_from += label.size() > 5 ? number_width : 0;
+        out +=
+            fmt::format("<path class=\"transition\" d=\"M{:.1f} {:.1f}l-4 -6h8z\"/>", end, y + 44);
+        if (end == begin) end += 1e-6; // the first of its label
+      }
+      out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>",
+                         (begin + end) / 2, y + 34, label);
     }
     return out;
   }
