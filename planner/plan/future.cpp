@@ -56,8 +56,16 @@ double alive(const std::vector<double>& ascending, double at) {
                              - std::upper_bound(ascending.begin(), ascending.end(), at));
 }
 
-std::vector<double> moments_of(const std::vector<double>& ends) {
+// Moments at which something ends; with few endings all of them, and then costs are exact.
+std::vector<double> moments_of(const std::vector<double>& ends, bool* exact) {
   std::vector<double> out{0};
+  for (double at : ends) {
+    if (at > out.back()) out.push_back(at);
+    if (out.size() > moments_max) break;
+  }
+  *exact = out.size() <= moments_max;
+  if (*exact) return out;
+  out.assign(1, 0);
   for (std::size_t k = 1; k < moments_max; ++k) {
     double at = ends[std::min(ends.size() - 1, k * ends.size() / moments_max)];
     if (at > out.back()) out.push_back(at);
@@ -112,11 +120,12 @@ double step_ms(const moment_state& s, const future_rules& rules, std::size_t siz
   int h = rules.sizes[size];
   int live = std::max(1, static_cast<int>(s.live));
   int active = std::max(1, static_cast<int>(s.active));
-  if (size > 0) active = std::max(1, std::min(h, live));
+  if (size > 0 && rules.movable > 0) active = std::max(1, std::min(h, live));
   if (rules.movable == std::numeric_limits<int>::max()) // as far as packing can go
     active = std::min(active, (live + options.max_num_seqs - 1) / options.max_num_seqs + 1);
   active = std::min(active, h);
-  double widest = size == 0 ? s.widest : std::max(tokens, 1.1 * tokens * live / h);
+  // Without migration everything stays where it is, whatever the size.
+  double widest = size == 0 || rules.movable == 0 ? s.widest : std::max(tokens, 1.1 * tokens * live / h);
   int batch = std::min(options.max_num_seqs, (live + active - 1) / active);
   auto cost = decode_cost(options.costs, h, active, batch, live);
   return cost.constant_ms + cost.per_max_kv_ms * widest;
@@ -130,7 +139,8 @@ exit_future build_future(const exit_view& view, const std::vector<double>& final
   exit_future out;
   out.sizes = rules.sizes;
   auto ends = endings_of(view, finals);
-  auto moments = moments_of(ends.all);
+  bool exact = false;
+  auto moments = moments_of(ends.all, &exact);
   auto count = moments.size() - 1;
   double each = ends.held / static_cast<double>(std::max<std::size_t>(1, view.live.size()));
   out.cost.assign(rules.sizes.size(), std::vector<double>(count, 0));
@@ -140,11 +150,11 @@ exit_future build_future(const exit_view& view, const std::vector<double>& final
   for (std::size_t k = count; k-- > 0;) {
     auto start = state_at(ends, each, moments[k]);
     auto middle = start;
-    middle.live = (start.live + after_live) / 2;
+    if (!exact) middle.live = (start.live + after_live) / 2;
     after_live = start.live;
     peak = std::max(peak, start.live * (each + moments[k + 1]) * margin);
     double steps = moments[k + 1] - moments[k];
-    double tokens = each + (moments[k] + moments[k + 1]) / 2;
+    double tokens = each + (moments[k] + moments[k + 1] + 1) / 2;
     for (std::size_t s = 0; s < rules.sizes.size(); ++s) {
       double held = (options.lambda - 1) * options.world + rules.sizes[s];
       out.cost[s][k] = held * steps * step_ms(middle, rules, s, tokens, options) / 1000;
@@ -179,7 +189,8 @@ std::vector<double> expected_times(const exit_view& view, const future_rules& ru
   std::vector<double> mean(rules.sizes.size(), 0);
   for (const auto& finals : futures) {
     auto future = build_future(view, finals, rules, options);
-    auto moments = moments_of(endings_of(view, finals).all);
+    bool exact = false;
+    auto moments = moments_of(endings_of(view, finals).all, &exact);
     for (std::size_t i = 1; i < mean.size(); ++i)
       mean[i] += (view.step + moments[std::min(future.earliest[i], moments.size() - 1)])
                  / static_cast<double>(futures.size());

@@ -46,6 +46,7 @@ private:
   void decode(std::int64_t until, int widest);
   void finish_due();
   void consider_exit();
+  void follow_script();
   void apply(const exit_choice& choice);
   void pause(double seconds);
   void spend(double seconds, bool decoding);
@@ -64,6 +65,7 @@ private:
   std::int64_t step_ = 0;
   double now_ = 0;
   int unfinished_ = 0; ///< requests not done
+  std::size_t scripted_done_ = 0;
   int live_ = 0;       ///< requests that decode
   void draw(int rank, rank_span::kind_type kind, double from, double to);
 };

@@ -277,7 +277,23 @@ void group_sim::finish_due() {
   }
 }
 
+// Exits of a script, in order. One that cannot be taken at its moment blocks those after it.
+void group_sim::follow_script() {
+  while (scripted_done_ < controls_.script.size() && unfinished_ > 0) {
+    const auto& next = controls_.script[scripted_done_];
+    std::vector<rank_id> unfinished;
+    for (auto member : members_)
+      if (!ranks_[member.value].live.empty()) unfinished.push_back(member);
+    if (static_cast<double>(step_) < next.at || next.to >= static_cast<int>(members_.size())) return;
+    auto survivors = survivors_for(unfinished, members_, next.to);
+    if (!survivors) return;
+    ++scripted_done_;
+    apply({next.to, std::move(*survivors), {}});
+  }
+}
+
 void group_sim::consider_exit() {
+  if (controls_.scripted) return follow_script();
   for (;;) {
     std::vector<int> counts;
     for (auto member : members_)

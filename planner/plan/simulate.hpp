@@ -41,6 +41,10 @@ struct step_result {
 struct sim_controls {
   bool apply_guard_cap = true; ///< false: equal-work replay, exits as planned with the guard
   bool record_spans = false;
+  /// What-if: these exits instead of the policy's, each as soon as `at` is reached and the
+  /// unfinished ranks fit; in order.
+  bool scripted = false;
+  std::vector<planned_exit> script;
   bool oracle = false; ///< decisions know the true lengths
   bool stripe = false; ///< spread the samples of each prompt over all ranks, ignoring plan.ranks
 };
