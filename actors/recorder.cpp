@@ -1,6 +1,7 @@
 #include "actors/recorder.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,6 +23,9 @@ result<durable_file> durable_file::open(const std::string& path) {
   f.path_ = path;
   f.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (f.fd_ < 0) return io_failure("cannot open", path);
+  struct stat about {};
+  if (::fstat(f.fd_, &about) != 0 || !S_ISREG(about.st_mode))
+    return fail(error_code::io, path + " is not a regular file; choose another --out folder");
   char chunk[65536];
   ssize_t got = 0;
   while ((got = ::read(f.fd_, chunk, sizeof chunk)) > 0)

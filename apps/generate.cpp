@@ -1,8 +1,8 @@
 #include "apps/generate.hpp"
 
+#include "actors/ucx_collective.hpp"
 #include "apps/commands.hpp"
 #include "gpu/local_run.hpp"
-#include "gpu/loopback.hpp"
 #include "gpu/model_config.hpp"
 #include "gpu/npy.hpp"
 
@@ -173,8 +173,10 @@ result<void> generate(const generate_options& options) {
     positions_max = std::max(positions_max, request.prompt.size() + request.max_tokens);
   engine.kv_pages = static_cast<std::uint32_t>(std::min<std::size_t>(per_rank, options.max_num_seqs)
                                                * (positions_max / kv_page_tokens + 1));
-  auto fabrics = make_local_fabrics(options.ranks);
-  auto outputs = run_locally(options.model, engine, fabrics, std::move(*requests));
+  // One thread per rank; the exchanges go the way that they go between processes.
+  auto fabrics = make_local_ucx_fabrics(static_cast<int>(options.ranks));
+  if (!fabrics) return tl::unexpected(fabrics.error());
+  auto outputs = run_locally(options.model, engine, *fabrics, std::move(*requests));
   if (!outputs) return tl::unexpected(outputs.error());
   for (std::size_t i = 0; i < outputs->size() && !options.dump_logits.empty(); ++i) {
     const auto& logits = (*outputs)[i].logits;
@@ -189,10 +191,6 @@ result<void> generate(const generate_options& options) {
 }
 
 } // namespace
-
-std::vector<std::unique_ptr<collective_fabric>> make_local_fabrics(std::uint32_t ranks) {
-  return make_loopback_fabrics(ranks);
-}
 
 void add_generate(CLI::App& root, int* exit_code) {
   auto options = std::make_shared<generate_options>();

@@ -61,10 +61,11 @@ BOOST_AUTO_TEST_CASE(an_enum_out_of_range_is_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(an_unknown_tag_is_refused) {
-  const auto e = envelope{{}, {}, {}, {}, heartbeat_seen{0}};
+  const auto e = envelope{{}, {}, {}, {}, rollout_started{}};
   auto frame = encode(e);
-  const auto tag = frame.size() - 3; // [..., tag, [step]]
-  BOOST_REQUIRE_EQUAL(static_cast<int>(frame[tag]), 2);
+  const auto tag = frame.size() - 3; // [..., tag, [rollout]]
+  BOOST_REQUIRE_EQUAL(static_cast<int>(frame[tag]),
+                      static_cast<int>(wire_tag<rollout_started>::value));
   frame[tag] = 127;
   BOOST_TEST(!decode(frame).has_value());
 }
