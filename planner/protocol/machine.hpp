@@ -11,6 +11,7 @@
 
 #include <cassert>
 #include <map>
+#include <optional>
 #include <vector>
 
 namespace adafloor {
@@ -61,11 +62,11 @@ struct incarnation_filter {
 /// and lateness in that time prove nothing about others.
 struct pause_watch {
   microseconds gap_max{1'000'000}; ///< between two ticks of a process that runs
-  time_point ticked_at;
+  std::optional<time_point> ticked_at = {};
 
   /// To be called once per tick: how much deadlines must move, zero for a process that ran.
   microseconds missed(time_point now) {
-    const auto gap = now - ticked_at;
+    const auto gap = now - ticked_at.value_or(now);
     ticked_at = now;
     return gap > gap_max ? gap : microseconds{0};
   }

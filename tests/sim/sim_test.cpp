@@ -16,6 +16,12 @@ namespace {
 using namespace adafloor;
 using namespace adafloor::sim;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t seeds_by_default = 1000; // some ten times slower
+#else
+constexpr std::uint64_t seeds_by_default = 5000;
+#endif
+
 /// How often things happened, over all seeds: a simulation that never contracts proves nothing.
 struct coverage {
   std::uint64_t rollouts = 0, contractions = 0, restorations = 0, aborted = 0, leases = 0,
@@ -77,7 +83,7 @@ std::vector<std::uint64_t> regression_seeds() {
 }
 
 std::vector<std::uint64_t> chosen_seeds() {
-  std::uint64_t first = 1, last = 5000;
+  std::uint64_t first = 1, last = seeds_by_default;
   auto seeds = std::vector<std::uint64_t>{};
   if (const char* text = std::getenv("SEEDS")) {
     const std::string range = text;

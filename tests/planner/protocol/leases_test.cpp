@@ -1,0 +1,366 @@
+// Broker and sidecar: leases that end in time, work that is answered exactly once.
+#define BOOST_TEST_MODULE protocol_leases
+#include "planner/protocol/broker.hpp"
+#include "planner/protocol/sidecar.hpp"
+#include "tests/planner/protocol/fixture.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+using namespace adafloor;
+using namespace adafloor::testing;
+
+namespace {
+
+struct broker_bench : bench<broker_machine> {
+  broker_bench() : bench(broker_machine(config(), term_id{1})) {}
+  static broker_config config() {
+    broker_config c;
+    c.duration = ms(400);
+    c.renew = ms(100);
+    c.grace = ms(200);
+    c.return_margin = ms(300);
+    c.window_min = ms(50);
+    return c;
+  }
+  effects local(role_kind role, any_message m) {
+    return tell(say(0, role, machine.who.self, std::move(m)));
+  }
+  effects rank(std::uint32_t r, any_message m) {
+    return tell(say(r, role_kind::rank, machine.who.self, std::move(m)));
+  }
+  effects sidecar(std::uint32_t r, any_message m) {
+    return tell(say(r, role_kind::sidecar, machine.who.self, std::move(m)));
+  }
+  effects free_rank(std::uint32_t r, std::uint64_t epoch = 2) {
+    return local(role_kind::planner, rank_available{rank_id{r}, epoch_id{epoch}, ms(1000)});
+  }
+  effects queue(std::uint64_t first, std::uint64_t last) {
+    queue_work work;
+    for (auto unit = first; unit <= last; ++unit)
+      work.units.push_back({unit, {1, 2}, 4});
+    return local(role_kind::trainer, work);
+  }
+  /// Rank `r` holds a lease from here on.
+  lease_id lend(std::uint32_t r, std::uint64_t epoch = 2) {
+    const auto grants = sent<lease_grant>(free_rank(r, epoch));
+    BOOST_REQUIRE_EQUAL(grants.size(), 1u);
+    rank(r, lease_accepted{grants[0].lease});
+    return grants[0].lease;
+  }
+  std::vector<std::uint64_t> take(std::uint32_t r, lease_id id, std::uint32_t batch,
+                                  std::uint32_t count) {
+    std::vector<std::uint64_t> numbers;
+    for (const auto& answer : sent<work_units>(sidecar(r, take_work{id, batch, count})))
+      for (const auto& unit : answer.units)
+        numbers.push_back(unit.unit);
+    return numbers;
+  }
+};
+
+using numbers = std::vector<std::uint64_t>;
+
+struct sidecar_bench : bench<sidecar_machine> {
+  lease_id id{epoch_id{2}, 1};
+  sidecar_bench() : bench(sidecar_machine(config(), first_fence)) {}
+  static sidecar_config config() {
+    sidecar_config c;
+    c.self = rank_id{3};
+    c.prefetch = 2;
+    c.kill_max = ms(300);
+    return c;
+  }
+  effects gate(any_message m) {
+    return tell(say(3, role_kind::rank, machine.who.self, std::move(m)));
+  }
+  effects broker(any_message m) {
+    return tell(say(0, role_kind::broker, machine.who.self, std::move(m)));
+  }
+  effects worker(any_message m) {
+    return tell(say(3, role_kind::worker, machine.who.self, std::move(m)));
+  }
+  effects grant() { return gate(lease_grant{id, ms(400), ms(200), 0}); }
+  /// The lease runs and so does unit 1; units 2 and 3 wait.
+  void work() {
+    grant();
+    broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
+  }
+};
+
+} // namespace
+
+BOOST_FIXTURE_TEST_SUITE(lending, broker_bench)
+
+BOOST_AUTO_TEST_CASE(nothing_is_lent_without_work_and_nothing_in_short_windows) {
+  BOOST_TEST(free_rank(2).empty());
+  BOOST_TEST(sent<lease_grant>(queue(1, 3)).size() == 1u);
+  const rank_available brief{rank_id{3}, epoch_id{2}, ms(10)};
+  BOOST_TEST(sent<lease_grant>(local(role_kind::planner, brief)).empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_grant_is_repeated_until_answered_and_then_renewed) {
+  queue(1, 3);
+  const auto id = sent<lease_grant>(free_rank(2))[0].lease;
+  BOOST_TEST((id == lease_id{epoch_id{2}, 1}));
+  BOOST_TEST(sent<lease_grant>(wait(ms(60))).size() == 1u);
+  rank(2, lease_accepted{id});
+  const auto out = wait(ms(250));
+  BOOST_TEST(sent<lease_grant>(out).empty());
+  BOOST_TEST(sent<lease_renew>(out).size() == 2u);
+}
+
+BOOST_AUTO_TEST_CASE(a_denied_rank_is_not_asked_again_until_it_is_free_again) {
+  queue(1, 3);
+  const auto id = sent<lease_grant>(free_rank(2))[0].lease;
+  rank(2, lease_denied{id, "no"});
+  BOOST_TEST(sent<lease_grant>(wait(ms(300))).empty());
+  const auto next = sent<lease_grant>(free_rank(2, 3));
+  BOOST_REQUIRE_EQUAL(next.size(), 1u);
+  BOOST_TEST((id < next[0].lease)); // lease numbers never come back
+}
+
+BOOST_AUTO_TEST_CASE(leases_granted_earlier_go_on_when_more_ranks_leave) {
+  queue(1, 50);
+  const auto first = lend(2, 2);
+  const auto out = free_rank(3, 3);
+  BOOST_TEST(sent<lease_revoke>(out).empty());
+  BOOST_TEST(sent<lease_grant>(out)[0].lease.epoch == epoch_id{3});
+  BOOST_TEST(take(2, first, 1, 2) == (numbers{1, 2}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_repeated_take_gets_the_same_units_again) {
+  queue(1, 9);
+  const auto id = lend(2);
+  BOOST_TEST(take(2, id, 1, 3) == (numbers{1, 2, 3}), boost::test_tools::per_element());
+  BOOST_TEST(take(2, id, 1, 3) == (numbers{1, 2, 3}), boost::test_tools::per_element());
+  BOOST_TEST(take(2, id, 2, 2) == (numbers{4, 5}), boost::test_tools::per_element());
+  BOOST_TEST(take(2, id, 1, 3).empty()); // late
+}
+
+BOOST_AUTO_TEST_CASE(a_result_is_recorded_once_and_acknowledged_when_durable) {
+  queue(1, 9);
+  const auto id = lend(2);
+  take(2, id, 1, 1);
+  const work_result done{id, 1, {7}};
+  auto out = sidecar(2, done);
+  BOOST_TEST(sent<work_result>(out, role_kind::recorder).size() == 1u);
+  BOOST_TEST(sent<work_kept>(out).empty());
+  BOOST_TEST(sidecar(2, done).empty());
+  out = local(role_kind::recorder, work_kept{id, 1});
+  BOOST_TEST(sent<work_kept>(out, role_kind::sidecar).size() == 1u);
+  out = sidecar(2, done);
+  BOOST_TEST(sent<work_result>(out).empty());
+  BOOST_TEST(sent<work_kept>(out).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(units_of_a_returned_lease_are_done_by_another) {
+  queue(1, 2);
+  const auto id = lend(2);
+  take(2, id, 1, 2);
+  rank(2, lease_returned{id, false, true, 0});
+  BOOST_TEST(machine.waiting.size() == 2u);
+  BOOST_TEST(sidecar(2, work_result{id, 1, {7}}).empty()); // fenced: the lease is over
+  BOOST_TEST(machine.drops.stale_lease == 1u);
+  const auto next = lend(3);
+  BOOST_TEST(take(3, next, 1, 2) == (numbers{1, 2}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_lease_without_work_is_ended) {
+  queue(1, 1);
+  const auto id = lend(2);
+  take(2, id, 1, 1);
+  sidecar(2, work_result{id, 1, {7}});
+  local(role_kind::recorder, work_kept{id, 1});
+  BOOST_TEST(sent<lease_revoke>(sidecar(2, take_work{id, 2, 1})).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(recall_waits_for_every_lease_and_lends_nothing_meanwhile) {
+  queue(1, 9);
+  const auto a = lend(2), b = lend(3);
+  auto out = local(role_kind::planner, recall_leases{rollout_id{1}});
+  BOOST_TEST(sent<lease_revoke>(out).size() == 2u);
+  BOOST_TEST(take(2, a, 1, 3).empty());
+  BOOST_TEST(sent<lease_revoke>(wait(ms(60))).size() == 2u); // repeated until returned
+  out = rank(2, lease_returned{a, false, true, 0});
+  BOOST_TEST(sent<lease_closed>(out).size() == 1u);
+  BOOST_TEST(sent<leases_recalled>(out).empty());
+  BOOST_TEST(sent<lease_closed>(rank(2, lease_returned{a, false, true, 0})).size() == 1u);
+  out = rank(3, lease_returned{b, true, true, 0});
+  const auto answer = sent<leases_recalled>(out, role_kind::planner);
+  BOOST_REQUIRE_EQUAL(answer.size(), 1u);
+  BOOST_TEST(answer[0].unreturned.empty());
+  const auto record = sent<lease_record>(out, role_kind::trainer);
+  BOOST_REQUIRE_EQUAL(record.size(), 1u);
+  BOOST_TEST(record[0].forced);
+  BOOST_TEST(sent<lease_grant>(queue(10, 12)).empty());
+}
+
+BOOST_AUTO_TEST_CASE(recall_without_leases_is_answered_at_once) {
+  const auto out = local(role_kind::planner, recall_leases{rollout_id{1}});
+  BOOST_TEST(sent<leases_recalled>(out).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(a_lease_that_does_not_return_is_reported_and_never_assumed_free) {
+  queue(1, 9);
+  const auto id = lend(2);
+  local(role_kind::planner, recall_leases{rollout_id{1}});
+  const auto answer = sent<leases_recalled>(wait(ms(560)));
+  BOOST_REQUIRE_EQUAL(answer.size(), 1u);
+  BOOST_TEST((answer[0].unreturned == std::vector<rank_id>{rank_id{2}}));
+  BOOST_TEST(sent<lease_grant>(free_rank(2, 9)).empty());
+  const auto proof = rank(2, lease_returned{id, true, true, 0}); // though late
+  BOOST_TEST(sent<lease_grant>(proof).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(an_unclean_return_keeps_the_rank_out) {
+  queue(1, 9);
+  const auto id = lend(2);
+  rank(2, lease_returned{id, true, false, 0});
+  const auto answer =
+      sent<leases_recalled>(local(role_kind::planner, recall_leases{rollout_id{1}}));
+  BOOST_REQUIRE_EQUAL(answer.size(), 1u);
+  BOOST_TEST((answer[0].unreturned == std::vector<rank_id>{rank_id{2}}));
+}
+
+BOOST_AUTO_TEST_CASE(work_of_a_lost_rank_is_done_by_another) {
+  queue(1, 2);
+  const auto id = lend(2);
+  take(2, id, 1, 2);
+  local(role_kind::membership, member_lost{rank_id{2}, process_of(2), "silent"});
+  const auto next = lend(3);
+  BOOST_TEST(take(3, next, 1, 2) == (numbers{1, 2}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(the_queue_is_bounded_and_knows_its_units) {
+  machine.config.queue_max = 3;
+  queue(1, 2);
+  queue(2, 5);
+  BOOST_TEST(machine.units.size() == 3u);
+  BOOST_TEST(machine.units_refused == 2u);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_FIXTURE_TEST_SUITE(holding, sidecar_bench)
+
+BOOST_AUTO_TEST_CASE(a_lease_is_accepted_again_and_asks_for_work_once) {
+  auto out = grant();
+  BOOST_TEST(sent<lease_accepted>(out, role_kind::rank).size() == 1u);
+  BOOST_TEST(sent<take_work>(out, role_kind::broker).size() == 1u);
+  out = grant();
+  BOOST_TEST(sent<lease_accepted>(out).size() == 1u);
+  BOOST_TEST(sent<take_work>(out).empty());
+  BOOST_TEST(sent<take_work>(wait(ms(60))).size() == 1u); // the same, repeated
+}
+
+BOOST_AUTO_TEST_CASE(one_unit_runs_at_a_time_and_the_next_are_fetched_ahead) {
+  grant();
+  auto out = broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}}});
+  BOOST_TEST(sent<run_unit>(out, role_kind::worker).size() == 1u);
+  BOOST_TEST(sent<take_work>(out).size() == 1u);
+  BOOST_TEST(broker(work_units{id, 1, {{9, {}, 4}}}).empty()); // doubled answer
+  out = worker(work_result{id, 1, {5}});
+  BOOST_TEST(sent<work_result>(out, role_kind::broker).size() == 1u);
+  BOOST_TEST(sent<run_unit>(out)[0].work.unit == 2u);
+  BOOST_TEST(sent<work_result>(wait(ms(60))).size() == 1u);
+  broker(work_kept{id, 1});
+  BOOST_TEST(sent<work_result>(wait(ms(60))).empty());
+}
+
+BOOST_AUTO_TEST_CASE(an_empty_queue_is_asked_again_after_a_pause) {
+  grant();
+  BOOST_TEST(broker(work_units{id, 1, {}}).empty());
+  BOOST_TEST(sent<take_work>(wait(ms(150))).empty());
+  const auto again = sent<take_work>(wait(ms(60)));
+  BOOST_REQUIRE_EQUAL(again.size(), 1u);
+  BOOST_TEST(again[0].batch == 2u);
+}
+
+BOOST_AUTO_TEST_CASE(too_many_results_on_the_way_hold_the_worker) {
+  machine.config.results_max = 1;
+  work();
+  BOOST_TEST(sent<run_unit>(worker(work_result{id, 1, {5}})).empty());
+  BOOST_TEST(sent<run_unit>(broker(work_kept{id, 1})).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(the_sidecar_does_not_survive_its_lease) {
+  work();
+  auto out = wait(ms(410)); // no renewal came
+  BOOST_REQUIRE_EQUAL(sent<stop_worker>(out).size(), 1u);
+  BOOST_TEST(!sent<stop_worker>(out)[0].kill);
+  out = worker(worker_stopped{id, false, true});
+  const auto back = sent<lease_returned>(out, role_kind::rank);
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(back[0].clean);
+  BOOST_TEST(!back[0].forced);
+  BOOST_TEST(wait(ms(500)).empty());
+}
+
+BOOST_AUTO_TEST_CASE(renewals_keep_it_and_a_late_one_shortens_nothing) {
+  work();
+  wait(ms(300));
+  gate(lease_renew{id, ms(400)});
+  gate(lease_renew{id, ms(10)});
+  gate(lease_renew{{epoch_id{2}, 9}, ms(10)}); // of another lease
+  BOOST_TEST(sent<stop_worker>(wait(ms(350))).empty());
+}
+
+BOOST_AUTO_TEST_CASE(revoked_results_are_made_durable_before_the_return) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  auto out = worker(work_result{id, 1, {5}}); // finished within grace
+  BOOST_TEST(sent<work_result>(out, role_kind::broker).size() == 1u);
+  BOOST_TEST(sent<run_unit>(out).empty());
+  BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, false, true})).empty());
+  out = broker(work_kept{id, 1});
+  BOOST_REQUIRE_EQUAL(sent<lease_returned>(out).size(), 1u);
+  BOOST_TEST(sent<lease_returned>(out)[0].units_done == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(after_grace_a_stubborn_worker_is_killed_and_the_return_says_so) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  const auto kills = sent<stop_worker>(wait(ms(210)));
+  BOOST_REQUIRE_EQUAL(kills.size(), 1u);
+  BOOST_TEST(kills[0].kill);
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, true, true}));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(back[0].forced);
+  BOOST_TEST(back[0].clean);
+}
+
+BOOST_AUTO_TEST_CASE(killed_in_a_kernel_without_proof_is_not_a_clean_return) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  const auto back = sent<lease_returned>(wait(ms(600)));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(!back[0].clean);
+  id.counter = 2;
+  BOOST_TEST(sent<lease_denied>(grant()).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(a_process_that_was_stopped_itself_does_not_blame_its_worker) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  wait(ms(210));
+  now += ms(2'000);
+  effects out;
+  tick(machine, now, out);
+  BOOST_TEST(sent<lease_returned>(out).empty());
+  BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, true, true}))[0].clean);
+}
+
+BOOST_AUTO_TEST_CASE(a_worker_that_dies_by_itself_ends_the_lease) {
+  work();
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, true, true}));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(back[0].forced);
+}
+
+BOOST_AUTO_TEST_CASE(the_end_of_the_job_ends_the_lease_and_all_later_ones) {
+  work();
+  BOOST_TEST(sent<stop_worker>(gate(stop{"end"})).size() == 1u);
+  worker(worker_stopped{id, false, true});
+  id.counter = 2;
+  BOOST_TEST(sent<lease_denied>(grant()).size() == 1u);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
