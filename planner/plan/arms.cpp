@@ -19,7 +19,8 @@ namespace {
 // The published planner halves; free sizes are ours.
 std::vector<int> halvings(int world) {
   std::vector<int> out;
-  for (int size = world; size >= 2; size /= 2) out.push_back(size);
+  for (int size = world; size >= 2; size /= 2)
+    out.push_back(size);
   return out;
 }
 

@@ -65,14 +65,18 @@ std::vector<double> moments_of(const std::vector<double>& ends, bool* exact) {
   }
   *exact = out.size() <= moments_max;
   if (*exact) return out;
+  // Evenly over the endings, then at each halving of what is left: small groups live in the tail,
+  // whose last completions each get a moment of their own.
+  std::vector<std::size_t> picks;
+  for (std::size_t k = 1; k < moments_max; ++k)
+    picks.push_back(k * ends.size() / moments_max);
+  for (std::size_t left = ends.size() / (2 * moments_max); left > 6; left /= 2)
+    picks.push_back(ends.size() - left);
+  for (std::size_t left = std::min<std::size_t>(6, ends.size()); left > 0; --left)
+    picks.push_back(ends.size() - left);
   out.assign(1, 0);
-  for (std::size_t k = 1; k < moments_max; ++k) {
-    double at = ends[std::min(ends.size() - 1, k * ends.size() / moments_max)];
-    if (at > out.back()) out.push_back(at);
-  }
-  // The tail decides: its last completions each get a moment of their own.
-  for (std::size_t k = ends.size() > 6 ? ends.size() - 6 : 0; k < ends.size(); ++k)
-    if (ends[k] > out.back()) out.push_back(ends[k]);
+  for (auto pick : picks)
+    if (ends[pick] > out.back()) out.push_back(ends[pick]);
   return out;
 }
 
@@ -125,7 +129,8 @@ double step_ms(const moment_state& s, const future_rules& rules, std::size_t siz
     active = std::min(active, (live + options.max_num_seqs - 1) / options.max_num_seqs + 1);
   active = std::min(active, h);
   // Without migration everything stays where it is, whatever the size.
-  double widest = size == 0 || rules.movable == 0 ? s.widest : std::max(tokens, 1.1 * tokens * live / h);
+  bool stays = size == 0 || rules.movable == 0;
+  double widest = stays ? s.widest : std::max(tokens, 1.1 * tokens * live / h);
   int batch = std::min(options.max_num_seqs, (live + active - 1) / active);
   auto cost = decode_cost(options.costs, h, active, batch, live);
   return cost.constant_ms + cost.per_max_kv_ms * widest;

@@ -66,7 +66,7 @@ private:
   double now_ = 0;
   int unfinished_ = 0; ///< requests not done
   std::size_t scripted_done_ = 0;
-  int live_ = 0;       ///< requests that decode
+  int live_ = 0; ///< requests that decode
   void draw(int rank, rank_span::kind_type kind, double from, double to);
 };
 

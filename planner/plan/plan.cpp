@@ -59,9 +59,10 @@ result<void> check_options(const plan_options& options) {
   if (options.guard && options.guard_ratio < 1)
     return bad("guard ratio", options.guard_ratio, "1 or more");
   if (options.lambda < 1) return bad("lambda", options.lambda, "1 or more");
+  // More ranks than experts is allowed: experts are then held more than once.
   for (int size : options.group_sizes)
-    if (size < 1 || size > options.experts)
-      return bad("a group size", size, "1.." + std::to_string(options.experts) + " (experts)");
+    if (size < 1) return bad("a group size", size, "1 or more ranks");
+  if (options.experts < 1) return bad("experts", options.experts, "1 or more");
   for (const auto& entry : options.capacities)
     if (entry.ranks < 1 || entry.tokens < 1)
       return bad("a KV capacity", entry.tokens, "1 or more tokens at 1 or more ranks");

@@ -284,7 +284,8 @@ void group_sim::follow_script() {
     std::vector<rank_id> unfinished;
     for (auto member : members_)
       if (!ranks_[member.value].live.empty()) unfinished.push_back(member);
-    if (static_cast<double>(step_) < next.at || next.to >= static_cast<int>(members_.size())) return;
+    bool due = static_cast<double>(step_) >= next.at;
+    if (!due || next.to >= static_cast<int>(members_.size())) return;
     auto survivors = survivors_for(unfinished, members_, next.to);
     if (!survivors) return;
     ++scripted_done_;
