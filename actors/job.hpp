@@ -89,11 +89,11 @@ struct job {
   sidecar_settings sidecar;
   transport_settings transport;
   runtime_settings runtime;
-  std::string device = "cpu";     ///< cpu | cuda | emulated
-  std::uint16_t metrics_port = 0; ///< 0 means off
+  std::string device = "cpu"; ///< cpu | cuda | emulated
+  double hold_seconds = 0;    ///< the joined world stays idle so long before the first arm
   FIELDS(job, out_dir, world_size, models, prompts, history, history_epochs, arms, steps, n,
          prompts_per_step, rollout, ep, guard, kv, sidecar, transport, runtime, device,
-         metrics_port)
+         hold_seconds)
 };
 
 /// What one rank process is started with. File descriptors are inherited; -1 means: not given.

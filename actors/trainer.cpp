@@ -43,6 +43,8 @@ void trainer::tell(role_kind from, role_kind to, any_message message) {
 
 result<void> trainer::run() {
   queue_sidecar_work();
+  const auto held_until = now() + microseconds(static_cast<std::int64_t>(task_.hold_seconds * 1e6));
+  if (auto r = pump_until([&] { return now() >= held_until; }, microseconds::max()); !r) return r;
   for (const auto& arm : task_.arms)
     if (auto r = run_arm(arm); !r) return r;
   events_.emit("done", json::object());

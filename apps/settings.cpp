@@ -228,8 +228,9 @@ void run_settings::add_runtime_keys() {
   table_.push_back(make("runtime.start_ms", "--start-ms", "for all ranks to join", r.start_ms));
   table_.push_back(
       make("runtime.exchange_ms", "--exchange-ms", "for one collective exchange", r.exchange_ms));
-  table_.push_back(make("runtime.metrics_port", "--metrics-port",
-                        "Prometheus text on loopback; 0: off", task_.metrics_port));
+  table_.push_back(make("runtime.hold_seconds", "--hold-seconds",
+                        "keep the joined ranks idle so long first, to measure what idling costs",
+                        task_.hold_seconds));
   table_.push_back(path(
       make("output.dir", "--out", "folder of the results; out/TIME unless given", task_.out_dir)));
 }

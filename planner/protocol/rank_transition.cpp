@@ -48,9 +48,16 @@ std::optional<objection> object_to(const rank_machine& m, const prepare_transiti
   return {};
 }
 
+/// Nobody decodes while the full world is formed again: that time is the transition's, in the
+/// ledger of every rank. A contraction's pause comes from the engine, which decodes meanwhile.
+void count_restoration(rank_machine& m, bool begins, time_point now) {
+  if (m.transition->plan.kind == transition_kind::restore)
+    note_engine(m.time, begins ? rank_state::transition : rank_state::idle, now.time_since_epoch());
+}
+
 } // namespace
 
-void handle(rank_machine& m, const envelope&, const prepare_transition& plan, time_point,
+void handle(rank_machine& m, const envelope&, const prepare_transition& plan, time_point now,
             effects& out) {
   if (m.transition && m.transition->plan.epoch == plan.epoch) {
     if (m.transition->phase == phase::prepared)
@@ -67,10 +74,11 @@ void handle(rank_machine& m, const envelope&, const prepare_transition& plan, ti
   if (auto no = object_to(m, plan)) return refuse(m, plan.epoch, no->reason, no->text, out);
   m.transition.emplace();
   m.transition->plan = plan;
+  count_restoration(m, true, now);
   post(m.who, engine_of(m), engine_prepare{plan.epoch, plan.members, plan.owners}, out);
 }
 
-void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_point,
+void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_point now,
             effects& out) {
   if (!m.transition || m.transition->plan.epoch != done.epoch
       || m.transition->phase != phase::preparing) {
@@ -83,6 +91,7 @@ void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_
     const auto text = "the engine holds " + std::to_string(done.experts_resident) + " of "
                       + std::to_string(due_here) + " experts, or follows another map";
     post(m.who, engine_of(m), engine_abort{done.epoch}, out);
+    count_restoration(m, false, now);
     m.transition.reset();
     return refuse(m, done.epoch, refusal::bad_map, text, out);
   }
@@ -91,17 +100,19 @@ void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_
   post(m.who, planner_of(m), t.answer, out);
 }
 
-void handle(rank_machine& m, const envelope&, const engine_refused& no, time_point, effects& out) {
+void handle(rank_machine& m, const envelope&, const engine_refused& no, time_point now,
+            effects& out) {
   if (!m.transition || m.transition->plan.epoch != no.epoch
       || m.transition->phase != phase::preparing) {
     ++m.drops.stale_epoch;
     return;
   }
+  count_restoration(m, false, now);
   m.transition.reset();
   refuse(m, no.epoch, no.reason, no.text, out);
 }
 
-void handle(rank_machine& m, const envelope&, const abort_transition& order, time_point,
+void handle(rank_machine& m, const envelope&, const abort_transition& order, time_point now,
             effects& out) {
   const bool current = m.transition && m.transition->plan.epoch == order.epoch;
   if (order.epoch <= m.who.stamp.epoch || (current && m.transition->phase == phase::committed)) {
@@ -110,6 +121,7 @@ void handle(rank_machine& m, const envelope&, const abort_transition& order, tim
   }
   if (current) {
     post(m.who, engine_of(m), engine_abort{order.epoch}, out);
+    count_restoration(m, false, now);
     m.transition.reset();
   }
   m.dead_epoch = std::max(m.dead_epoch, order.epoch);
@@ -130,7 +142,7 @@ void handle(rank_machine& m, const envelope&, const commit_transition& order, ti
   post(m.who, engine_of(m), engine_commit{order.epoch}, out);
 }
 
-void handle(rank_machine& m, const envelope&, const switched& done, time_point, effects& out) {
+void handle(rank_machine& m, const envelope&, const switched& done, time_point now, effects& out) {
   if (!m.transition || m.transition->plan.epoch != done.epoch
       || m.transition->phase != phase::committed) {
     ++m.drops.stale_epoch;
@@ -141,6 +153,7 @@ void handle(rank_machine& m, const envelope&, const switched& done, time_point, 
   m.members = m.transition->plan.members;
   m.settled_epoch = false;
   m.last_switch = done;
+  count_restoration(m, false, now);
   m.transition.reset();
   post(m.who, planner_of(m), done, out);
 }
