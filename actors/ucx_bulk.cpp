@@ -128,7 +128,9 @@ result<pooled_buffer> ucx_bulk::fetch_now(rank_id from, std::string key, microse
 
 bulk_stats ucx_bulk::stats() const {
   const std::lock_guard<std::mutex> lock(impl_->mutex);
-  return impl_->stats;
+  bulk_stats s = impl_->stats;
+  s.buffers_made = impl_->pool.allocations();
+  return s;
 }
 
 void ucx_bulk::close() {

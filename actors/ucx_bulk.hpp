@@ -25,9 +25,10 @@ struct bulk_stats {
   std::uint64_t served = 0, served_bytes = 0;   ///< requests answered with bytes
   std::uint64_t failed = 0;                     ///< fetches that ended in an error
   std::uint64_t checksum_errors = 0;
-  std::uint64_t late = 0;        ///< answers after the deadline, dropped
-  std::uint64_t stale = 0;       ///< requests or answers of an old incarnation, dropped
-  std::uint64_t undecodable = 0; ///< frames that are no request and no answer, dropped
+  std::uint64_t late = 0;         ///< answers after the deadline, dropped
+  std::uint64_t stale = 0;        ///< requests or answers of an old incarnation, dropped
+  std::uint64_t buffers_made = 0; ///< how often memory was faulted in instead of used again
+  std::uint64_t undecodable = 0;  ///< frames that are no request and no answer, dropped
 };
 
 class ucx_bulk {
