@@ -34,6 +34,10 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   adafloor::add_run(root, &exit_code);
   adafloor::add_node(root, &exit_code);
+  adafloor::add_plan(root, &exit_code);
+  adafloor::add_simulate(root, &exit_code);
+  adafloor::add_history(root, &exit_code);
+  adafloor::add_calibrate(root, &exit_code);
   adafloor::add_generate(root, &exit_code);
   adafloor::add_report(root, &exit_code);
   adafloor::add_doctor(root, &exit_code);

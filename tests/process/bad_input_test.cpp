@@ -116,7 +116,8 @@ BOOST_FIXTURE_TEST_CASE(an_output_folder_that_cannot_be_is_refused, workplace) {
 
 BOOST_FIXTURE_TEST_CASE(usage, workplace) {
   BOOST_TEST(run_program({"--help"}, path()).exit_code == 0);
-  for (const char* command : {"run", "node", "generate", "report", "doctor"}) {
+  for (const char* command : {"run", "node", "plan", "simulate", "history", "calibrate", "generate",
+                              "report", "doctor"}) {
     const auto help = run_program({command, "--help"}, path());
     BOOST_TEST(help.exit_code == 0);
     BOOST_TEST(help.out.find(std::string{"Example: adafloor "} + command) != std::string::npos,

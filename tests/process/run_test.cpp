@@ -106,28 +106,15 @@ BOOST_AUTO_TEST_CASE(every_contraction_is_followed_by_the_full_world) {
 
 BOOST_AUTO_TEST_CASE(the_same_seed_gives_the_same_tokens_and_another_one_others) {
   const scratch_dir place;
+  // The least certain version: the later ones answer nearly everything alike whatever the seed.
+  const auto model = shipped_models() + "/collatz-moe/v1-bf16";
   const auto digest = [&](const char* ranks, const char* seed) {
-    const auto ended = run_program({"run",
-                                    "--ranks",
-                                    ranks,
-                                    "--floor",
-                                    "2",
-                                    "--steps",
-                                    "1",
-                                    "--n",
-                                    "1",
-                                    "--prompts-per-step",
-                                    "4",
-                                    "--arms",
-                                    "vanilla",
-                                    "--max-response-length",
-                                    "200",
-                                    "--seed",
-                                    seed,
-                                    "--out",
-                                    place.path() + "/out-" + ranks + seed,
-                                    "--json"},
-                                   place.path());
+    std::vector<std::string> arguments{"run", "--arms", "vanilla", "--steps", "1", "--n", "2"};
+    for (const char* word : {"--model", model.c_str(), "--ranks", ranks, "--prompts-per-step", "4",
+                             "--seed", seed, "--max-response-length", "800", "--json", "--out"})
+      arguments.push_back(word);
+    arguments.push_back(place.path() + "/out-" + ranks + "-" + seed);
+    const auto ended = run_program(arguments, place.path());
     BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
     return json::parse(ended.out)["arms"][0]["tokens_digest"].get<std::string>();
   };
