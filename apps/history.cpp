@@ -1,18 +1,14 @@
 // `adafloor history`: makes a history CSV from trainers' dumps, and says what a history holds.
 #include "apps/commands.hpp"
-#include "apps/dump_rows.hpp"
+#include "apps/dump_import.hpp"
 #include "apps/plan_inputs.hpp"
-#include "apps/text_input.hpp"
 #include "planner/plan/history_stats.hpp"
 
 #include <fmt/format.h>
-#include <openssl/sha.h>
 
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <memory>
-#include <unordered_map>
 
 namespace adafloor {
 namespace {
@@ -22,138 +18,15 @@ using nlohmann::json;
 struct import_flags {
   std::vector<std::string> files;
   std::string output = "-";
-  std::string epoch;
-  double tokens_per_char = 1 / 3.6;
-  bool strict = false;
+  import_options options;
   bool as_json = false;
 };
 
-/// What is known of a prompt while rows stream by.
-struct seen_prompt {
-  long step = -1;
-  std::int32_t epoch = -1;
-  std::int32_t samples = 0;
-  std::int32_t position = 0;
-};
-
-class importer {
-public:
-  importer(const import_flags& flags, std::ostream& out) : flags_(flags), out_(out) {
-    out_ << history_header();
-  }
-
-  result<void> read_file(const std::string& path) {
-    ++file_;
-    format_.reset();
-    error first;
-    auto read = for_each_line(path, [&](std::string_view line, std::size_t number) {
-      if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
-      auto done = take(line);
-      if (done) return true;
-      return bad_row(fmt::format("{}:{}: {}", path, number, done.error().text), &first);
-    });
-    if (!read) return read;
-    if (!first.text.empty()) return tl::unexpected(first);
-    return {};
-  }
-
-  json summary() const {
-    json formats = json::object();
-    for (const auto& [name, count] : formats_)
-      formats[name] = count;
-    return {{"rows", rows_},
-            {"prompts", prompts_.size()},
-            {"epochs", epochs_},
-            {"bad_rows", bad_},
-            {"formats", formats},
-            {"output", flags_.output},
-            {"tokens_per_char", by_text_ > 0 ? json(flags_.tokens_per_char) : json(nullptr)},
-            {"rows_counted_by_text", by_text_}};
-  }
-  std::size_t rows() const { return rows_; }
-  std::size_t bad() const { return bad_; }
-
-private:
-  bool bad_row(const std::string& text, error* first) {
-    constexpr std::size_t shown_max = 5;
-    if (flags_.strict) {
-      *first = {error_code::bad_input, text + " (--strict stops at the first bad row)"};
-      return false;
-    }
-    if (++bad_ <= shown_max) std::cerr << "adafloor: bad row: " << text << '\n';
-    return true;
-  }
-
-  result<void> take(std::string_view line) {
-    auto value = json::parse(line.begin(), line.end(), nullptr, false);
-    if (value.is_discarded())
-      return bad_input("not a JSON object on one line; `adafloor history import` reads JSON lines");
-    if (!format_) {
-      auto found = recognise(value);
-      if (!found) return tl::unexpected(found.error());
-      format_ = *found;
-    }
-    auto rows = read_dump(*format_, value, flags_.tokens_per_char);
-    if (!rows) return tl::unexpected(rows.error());
-    for (const auto& row : *rows)
-      write(row);
-    formats_[std::string{name_of(*format_)}] += rows->size();
-    return {};
-  }
-
-  // A prompt's epoch counts the distinct steps in which it came before.
-  void write(const dump_row& row) {
-    auto id = row.prompt_is_id ? row.prompt : hashed(row.prompt);
-    auto& seen = prompts_[id];
-    long step = row.step >= 0 ? row.step : -2 - file_;
-    if (seen.epoch < 0 || (seen.step != step && flags_.epoch.empty())) {
-      ++seen.epoch;
-      seen.samples = 0;
-      seen.step = step;
-      auto epoch = static_cast<std::size_t>(seen.epoch);
-      if (next_position_.size() <= epoch) next_position_.resize(epoch + 1, 0);
-      seen.position = next_position_[epoch]++;
-    }
-    length_history one;
-    length_row out;
-    auto epoch = flags_.epoch.empty() ? std::to_string(seen.epoch) : flags_.epoch;
-    epochs_ = std::max(epochs_, static_cast<std::size_t>(seen.epoch) + 1);
-    one.epochs = {epoch};
-    one.prompts = {id};
-    out.position = seen.position;
-    out.sample = seen.samples++;
-    out.prompt_tokens = static_cast<std::int32_t>(row.prompt_tokens);
-    out.response_tokens = static_cast<std::int32_t>(row.response_tokens);
-    out.truncated = row.truncated;
-    out_ << format_row(one, out);
-    ++rows_;
-    by_text_ += row.counted_by_text ? 1U : 0U;
-  }
-
-  static std::string hashed(const std::string& text) {
-    unsigned char digest[SHA256_DIGEST_LENGTH];
-    SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
-    std::string out;
-    for (int i = 0; i < 8; ++i)
-      out += fmt::format("{:02x}", digest[i]);
-    return out;
-  }
-
-  const import_flags& flags_;
-  std::ostream& out_;
-  std::unordered_map<std::string, seen_prompt> prompts_; // looked up, never iterated
-  std::vector<std::int32_t> next_position_;
-  std::map<std::string, std::size_t> formats_;
-  std::optional<dump_format> format_;
-  long file_ = 0;
-  std::size_t rows_ = 0, bad_ = 0, by_text_ = 0, epochs_ = 0;
-};
-
 int run_import(const import_flags& flags) {
-  if (flags.tokens_per_char <= 0 || flags.tokens_per_char > 4)
+  if (flags.options.tokens_per_char <= 0 || flags.options.tokens_per_char > 4)
     return print_error(
-        {error_code::bad_input,
-         fmt::format("--tokens-per-char {}: allowed: above 0, at most 4", flags.tokens_per_char)});
+        {error_code::bad_input, fmt::format("--tokens-per-char {}: allowed: above 0, at most 4",
+                                            flags.options.tokens_per_char)});
   if (flags.as_json && flags.output == "-")
     return print_error({error_code::bad_input,
                         "--json prints its object on stdout, so the CSV needs a file: -o FILE"});
@@ -163,23 +36,31 @@ int run_import(const import_flags& flags) {
     if (!file) return print_error({error_code::io, flags.output + ": cannot be written"});
   }
   std::ostream& out = flags.output == "-" ? std::cout : file;
-  importer reader{flags, out};
+  out << history_header();
+  length_history one;
+  one.epochs.resize(1);
+  one.prompts.resize(1);
+  dump_importer reader{flags.options, [&](const imported_row& row) {
+                         one.epochs[0] = row.epoch;
+                         one.prompts[0] = row.prompt;
+                         out << format_row(one, row.row);
+                       }};
   for (const auto& path : flags.files)
     if (auto read = reader.read_file(path); !read) return print_error(read.error());
   out.flush();
   if (!out) return print_error({error_code::io, flags.output + ": writing failed; disk full?"});
   auto summary = reader.summary();
+  summary["output"] = flags.output;
   if (flags.as_json)
     std::cout << summary.dump() << std::endl;
   else
     std::cerr << fmt::format("{} rows of {} prompts in {} epochs, {} bad rows{}\n", reader.rows(),
-                             summary["prompts"].get<std::size_t>(),
-                             summary["epochs"].get<std::size_t>(), reader.bad(),
-                             summary["tokens_per_char"].is_null()
-                                 ? ""
-                                 : fmt::format("; text without token counts was taken as {:.4f} "
+                             reader.prompts(), reader.epochs(), reader.bad_rows(),
+                             reader.counted_by_text()
+                                 ? fmt::format("; text without token counts was taken as {:.4f} "
                                                "tokens per character (--tokens-per-char)",
-                                               flags.tokens_per_char));
+                                               flags.options.tokens_per_char)
+                                 : "");
   if (reader.rows() == 0)
     return print_error({error_code::bad_input, "no row was read; is the input empty?"});
   return 0;
@@ -258,10 +139,11 @@ void add_history(CLI::App& root, int* exit_code) {
   auto flags = std::make_shared<import_flags>();
   import->add_option("files", flags->files, "dumps, oldest first; - is standard input")->required();
   import->add_option("-o,--output", flags->output, "the CSV; - is standard output");
-  import->add_option("--epoch", flags->epoch, "name of the epoch; default: counted per prompt");
-  import->add_option("--tokens-per-char", flags->tokens_per_char,
+  import->add_option("--epoch", flags->options.epoch,
+                     "name of the epoch; default: counted per prompt");
+  import->add_option("--tokens-per-char", flags->options.tokens_per_char,
                      "for dumps with text only (default 1/3.6)");
-  import->add_flag("--strict", flags->strict, "stop at the first bad row");
+  import->add_flag("--strict", flags->options.strict, "stop at the first bad row");
   import->add_flag("--json", flags->as_json, "print one object on stdout");
   import->callback([flags, exit_code] { *exit_code = run_import(*flags);
 });

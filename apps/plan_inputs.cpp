@@ -1,5 +1,6 @@
 #include "apps/plan_inputs.hpp"
 
+#include "apps/dump_import.hpp"
 #include "apps/text_input.hpp"
 #include "planner/plan/nearest.hpp"
 
@@ -82,10 +83,74 @@ result<Kind> choice(std::string_view flag, const std::string& value,
 
 } // namespace
 
+namespace {
+
+// Files of a folder, numbers in names by value: 2.jsonl before 10.jsonl.
+std::vector<std::string> files_of(const std::string& path) {
+  if (!fs::is_directory(path)) return {path};
+  std::vector<std::string> out;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(path, none))
+    if (entry.is_regular_file(none)) out.push_back(entry.path().string());
+  auto key = [](const std::string& name) {
+    std::string padded, digits;
+    for (std::size_t i = 0; i <= name.size(); ++i) {
+      bool digit = i < name.size() && name[i] >= '0' && name[i] <= '9';
+      if (digit) {
+        digits += name[i];
+        continue;
+      }
+      if (!digits.empty() && digits.size() < 20) padded.append(20 - digits.size(), '0');
+      padded += digits;
+      digits.clear();
+      if (i < name.size()) padded += name[i];
+    }
+    return padded;
+  };
+  std::sort(out.begin(), out.end(),
+            [&](const std::string& a, const std::string& b) { return key(a) < key(b); });
+  return out;
+}
+
+result<bool> is_dump(const std::string& path) {
+  bool brace = false;
+  auto read = for_each_line(path, [&](std::string_view line, std::size_t) {
+    auto first = line.find_first_not_of(" \t");
+    if (first == std::string_view::npos) return true;
+    brace = line[first] == '{';
+    return false;
+  });
+  if (!read) return tl::unexpected(read.error());
+  return brace;
+}
+
+result<length_history> load_dumps(const std::vector<std::string>& files) {
+  length_history out;
+  dump_importer importer{{}, [&](const imported_row& in) {
+                           auto row = in.row;
+                           row.epoch = out.epoch_index(in.epoch);
+                           row.prompt = out.prompt_index(in.prompt);
+                           out.rows.push_back(row);
+                         }};
+  for (const auto& file : files)
+    if (auto read = importer.read_file(file); !read) return tl::unexpected(read.error());
+  if (out.rows.empty()) return bad_input(files.front() + ": no row of a known trainer's dump");
+  return out;
+}
+
+} // namespace
+
 result<length_history> load_history(const std::string& path) {
+  auto files = files_of(path);
+  if (files.empty()) return bad_input(path + ": an empty folder; no rollout dump is in it");
+  auto dump = is_dump(files.front());
+  if (!dump) return tl::unexpected(dump.error());
+  if (*dump) return load_dumps(files);
+  if (files.size() > 1)
+    return bad_input(path + ": " + files.front() + " is no dump; a folder may hold dumps only");
   history_reader reader{path};
   error first;
-  auto read = for_each_line(path, [&](std::string_view line, std::size_t) {
+  auto read = for_each_line(files.front(), [&](std::string_view line, std::size_t) {
     auto fed = reader.feed(line);
     if (!fed) first = fed.error();
     return fed.has_value();
@@ -159,7 +224,11 @@ std::string guard_text(const guard_fit& fit) {
 }
 
 void add_plan_options(CLI::App& command, plan_flags& f) {
-  command.add_option("--history", f.history, "history CSV, plain, gzip or zstd")->required();
+  command
+      .add_option("--history", f.history,
+                  "history CSV, a trainer's dump or a folder of dumps;\n"
+                  "plain, gzip or zstd")
+      ->required();
   command.add_option("--history-epochs", f.history_epochs, "epochs to learn from, oldest first")
       ->delimiter(',');
   command.add_option("--workload", f.workload, "CSV with the prompts to run; default: the history");

@@ -11,7 +11,8 @@
 
 namespace adafloor {
 
-/// Reads a history CSV, plain, gzip or zstd. Errors: io; bad_input with FILE:LINE.
+/// Reads a history CSV, a trainer's dump or a folder of dumps in order of their numbers; plain,
+/// gzip or zstd. Errors: io; bad_input with FILE:LINE.
 result<length_history> load_history(const std::string& path);
 
 std::int32_t longest_response(const length_history& history);

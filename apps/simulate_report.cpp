@@ -259,6 +259,13 @@ std::string report_text(const run_record_set& set) {
   if (mean_of(set, best, list[9]) > 0)
     out += fmt::format("It cuts {:.0f} responses short; judge it by the line at equal work. ",
                        mean_of(set, best, list[9]));
+  bool own = false;
+  for (const auto& run : set.runs)
+    own =
+        own || std::find(run.history.begin(), run.history.end(), run.workload) != run.history.end();
+  if (own)
+    out += "The plan was made from the very epoch that was run, for want of another: it knows more "
+           "than a real one would. ";
   return out + notes_of(set.costs) + '\n';
 }
 
