@@ -7,6 +7,8 @@
 namespace adafloor {
 namespace {
 
+constexpr auto progress_every = std::chrono::milliseconds(100); ///< while no step runs
+
 time_point now() {
   return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
 }
@@ -114,10 +116,12 @@ bool engine_loop::take_commands() {
   std::deque<command> taken;
   {
     std::unique_lock lock(mutex_);
-    if (!stepping_) wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (!stepping_)
+      wake_.wait_for(lock, progress_every, [&] { return stopping_ || !queue_.empty(); });
     if (stopping_) return false;
     taken.swap(queue_);
   }
+  if (!stepping_) around_.fabric->progress();
   for (const auto& c : taken)
     std::visit([&](const auto& x) { handle(x); }, c);
   return true;

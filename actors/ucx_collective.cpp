@@ -526,6 +526,13 @@ result<std::unique_ptr<communicator>> ucx_collective::make_group(epoch_id epoch,
   return std::unique_ptr<communicator>(new ucx_communicator(*impl_, epoch, std::move(members)));
 }
 
+/// UCX's own thread keeps waking up for a connection whose worker nobody moves on.
+void ucx_collective::progress() {
+  constexpr int rounds_max = 64;
+  for (int i = 0; i < rounds_max && impl_->worker->progress() > 0; ++i) {
+  }
+}
+
 void ucx_collective::set_weights_version(weights_id version) {
   impl_->weights_version = version;
 }

@@ -52,6 +52,8 @@ public:
   result<std::unique_ptr<communicator>> make_group(epoch_id epoch,
                                                    std::vector<rank_id> members) override;
 
+  void progress() override;
+
   /// The version that every later frame carries and expects. Engine's thread.
   void set_weights_version(weights_id version);
   /// Any thread: a running or later `exchange` of an epoch up to this one fails with `aborted`.

@@ -66,6 +66,9 @@ public:
   /// Thread: the engine's.
   virtual result<std::unique_ptr<communicator>> make_group(epoch_id epoch,
                                                            std::vector<rank_id> members) = 0;
+  /// Lets the links go on with what is under way (connections, keep-alive) while no exchange runs.
+  /// Engine's thread; never blocks; to be called a few times a second.
+  virtual void progress() {}
 };
 
 } // namespace adafloor
