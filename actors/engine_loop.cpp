@@ -7,7 +7,7 @@
 namespace adafloor {
 namespace {
 
-constexpr auto progress_every = std::chrono::milliseconds(100); ///< while no step runs
+constexpr auto progress_every = std::chrono::milliseconds(250); ///< while no step runs
 
 time_point now() {
   return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());

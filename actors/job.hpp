@@ -62,7 +62,7 @@ struct transport_settings {
 };
 
 struct runtime_settings {
-  std::uint32_t heartbeat_ms = 250;  ///< between two signs of life
+  std::uint32_t heartbeat_ms = 500;  ///< between two signs of life
   std::uint32_t failure_ms = 10000;  ///< silence after which a rank counts as failed
   std::uint32_t deadline_ms = 10000; ///< for one transition
   std::uint32_t start_ms = 60000;    ///< for all ranks to join

@@ -23,7 +23,7 @@ namespace adafloor {
 namespace {
 
 constexpr int status_done = 0, status_failed = 1, status_bad_input = 2, status_lost_rank = 3;
-constexpr microseconds tick_every{50'000};
+constexpr microseconds tick_every{100'000};
 constexpr microseconds expert_fetch_deadline{5'000'000};
 
 std::atomic<bool> interrupted{false};
