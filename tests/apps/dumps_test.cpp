@@ -25,7 +25,8 @@ struct expected {
 const expected samples[] = {
     {R"({"input":"abcd","output":"12345678","step":3,"score":1})", dump_format::verl, 2, 3, 3,
      false},
-    {R"({"prompt":"Q","tokens":[1,2,3,9,9],"response":"A","response_length":2,"status":"truncated"})",
+    {R"({"prompt":"Q","tokens":[1,2,3,9,9],"response":"A","response_length":2,)"
+     R"("status":"truncated"})",
      dump_format::slime, 3, 2, -1, true},
     {R"({"task_id":1,"seqlen":40,"prompt_len":25,"tail_version":7,"prompt":"Q","completion":"A"})",
      dump_format::areal, 25, 15, 7, false},
