@@ -1,7 +1,8 @@
 #pragma once
 // Bulk bytes between processes, pulled by the receiver: expert weights, KV pages. UCX active
-// messages; large ones go by rendezvous (one copy through CMA within a host). Own UCX worker and
-// owner thread, so that a large copy never delays a control frame.
+// messages; large ones are read out of the peer's memory within a host (one copy) and go by
+// rendezvous elsewhere. Own UCX worker and owner thread, so that a large copy never delays a
+// control frame.
 #include "actors/buffer_pool.hpp"
 #include "actors/ucx_options.hpp"
 #include "gpu/communicator.hpp"
@@ -43,7 +44,8 @@ public:
     std::size_t queued_max = 4096; ///< waiting fetches; beyond it fetch answers busy
     std::size_t serving_max = 64;  ///< answers under way at once; beyond it the peer gets busy
     std::size_t pool_bytes = std::size_t{256} << 20; ///< receive buffers kept for later use
-    bool checksum = true;                            ///< CRC32C over the bytes, on both sides
+    bool single_copy = true; ///< within a host read the peer's memory directly where allowed
+    bool checksum = true;    ///< CRC32C over the bytes, on both sides
   };
   /// Owner thread; must not block. Called exactly once per accepted fetch. Errors: timed_out,
   /// peer_lost, refused (the provider's error), busy (the peer serves too many), io (checksum),

@@ -17,15 +17,19 @@ namespace adafloor {
 struct bulk_head {
   std::uint32_t magic = 0;
   std::uint32_t sender = 0;
-  std::uint64_t from = 0, to = 0; // incarnations
-  std::uint64_t request = 0;      // number, unique per fetching process
-  std::uint64_t length = 0;       // of key, bytes or error text
-  std::uint32_t crc = 0;          // of the bytes; 0 where checksums are off
-  std::uint8_t code = 0;          // answer: 0 or an error_code
-  std::uint8_t checked = 0;       // whether crc counts
-  std::uint8_t unused[18] = {};
+  std::uint64_t from = 0, to = 0;  // incarnations
+  std::uint64_t request = 0;       // number, unique per fetching process
+  std::uint64_t length = 0;        // of key, bytes or error text
+  std::uint64_t neighbourhood = 0; // request: of who asks, 0 where it cannot read memory directly
+  std::uint64_t address = 0;       // lent: where the bytes are
+  std::uint64_t timeout_us = 0;    // request: how long the answer is wanted
+  std::uint32_t pid = 0;           // lent: in which process
+  std::uint32_t crc = 0;           // of the bytes; 0 where checksums are off
+  std::uint8_t code = 0;           // answer: 0 or an error_code
+  std::uint8_t checked = 0;        // whether crc counts
+  std::uint8_t unused[6] = {};
 };
-static_assert(sizeof(bulk_head) == 64);
+static_assert(sizeof(bulk_head) == 80);
 
 struct ucx_bulk::impl {
   struct fetching {
@@ -40,6 +44,11 @@ struct ucx_bulk::impl {
     std::string address;
     incarnation_id incarnation;
     std::unique_ptr<ucx_endpoint> endpoint;
+    bool unreadable = false; // its memory cannot be read directly
+  };
+  struct loan { // bytes that a peer reads from this process
+    shared_bytes bytes;
+    time_point until;
   };
   struct command {
     rank_id peer;
@@ -47,9 +56,14 @@ struct ucx_bulk::impl {
     std::string address;
     incarnation_id incarnation;
   };
-  struct note;    // a request or a small answer
-  struct serving; // a large answer
-  struct receiving;
+  struct note;       // a request or a small answer
+  struct serving;    // a large answer
+  struct receiving { // bytes on their way into a buffer
+    impl* bulk = nullptr;
+    bulk_head head;
+    pooled_buffer buffer;
+    static void done(void* request, ucs_status_t status, std::size_t size, void* argument);
+  };
 
   explicit impl(options given)
     : o(std::move(given)), pool(o.pool_bytes), known(o.world_size), peers(o.world_size) {}
@@ -79,6 +93,10 @@ struct ucx_bulk::impl {
   void serve(const bulk_head& h, const std::string& key);
   void on_small_answer(std::string_view bytes);
   ucs_status_t on_large_answer(const bulk_head& h, void* descriptor, std::size_t size);
+  void on_loan(std::string_view bytes);
+  void on_loan_over(std::string_view bytes);
+  bool copy_some();
+  void end_loans(rank_id to);
   void on_received(std::unique_ptr<receiving> r, ucs_status_t status);
   void send_note(rank_id to, char letter, const bulk_head& h, std::string_view text);
   static ucs_status_t message(void* argument, const void* header, std::size_t header_size,
@@ -106,6 +124,8 @@ struct ucx_bulk::impl {
   std::deque<std::uint64_t> queue; // fetches that were not asked yet
   std::size_t in_flight = 0, serving_now = 0, receives_pending = 0;
   std::uint64_t next_request = 1;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, loan> loans;         // by rank and request
+  std::deque<std::pair<std::unique_ptr<receiving>, std::size_t>> copies; // and bytes so far
   std::deque<std::string> early; // requests of ranks that are not connected yet
   bulk_stats counts;             // the owner's copy
 };

@@ -81,6 +81,16 @@ BOOST_AUTO_TEST_CASE(bytes_of_all_sizes_arrive_whole) {
   BOOST_TEST(p.a->stats().failed == 0u);
 }
 
+BOOST_AUTO_TEST_CASE(rendezvous_serves_where_memory_cannot_be_read_directly) {
+  auto o = options_of(0, 2, 10);
+  o.single_copy = false;
+  pair_of_processes p(o);
+  for (std::size_t size : {8193, 70'000, 5'000'001, 64 << 20}) {
+    auto got = p.a->fetch_now(rank_id{1}, std::to_string(size), patience);
+    BOOST_TEST(same(got, size), size << ": " << (got ? "" : got.error().text));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(buffers_are_used_again) {
   pair_of_processes p;
   for (int i = 0; i < 50; ++i)
