@@ -116,7 +116,8 @@ std::optional<packing> packed(int to, double capacity, const step_plan& plan,
     const auto& r = view.live[i];
     requests.push_back({r.request, r.rank, r.tokens + r.held_prompt, finals[i] + r.held_prompt});
   }
-  return pack_live(requests, view.members, to, {options.max_num_seqs, capacity});
+  bool planned = options.residency == residency_kind::planned;
+  return pack_live(requests, view.members, to, {options.max_num_seqs, capacity, planned});
 }
 
 double capacity_of(int group, const step_plan& plan, const plan_options& options) {

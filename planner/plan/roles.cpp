@@ -132,9 +132,12 @@ std::optional<packing> pack_live(const std::vector<packed_request>& live,
     place->requests.push_back(&request);
     place->tokens += request.tokens;
   }
-  std::stable_sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) {
-    return std::tuple(b.requests.size(), b.tokens) < std::tuple(a.requests.size(), a.tokens);
-  });
+  if (limits.planned)
+    std::reverse(bins.begin(), bins.end());
+  else
+    std::stable_sort(bins.begin(), bins.end(), [](const bin& a, const bin& b) {
+      return std::tuple(b.requests.size(), b.tokens) < std::tuple(a.requests.size(), a.tokens);
+    });
   std::vector<const packed_request*> movers;
   for (std::size_t i = wanted; i < bins.size(); ++i)
     movers.insert(movers.end(), bins[i].requests.begin(), bins[i].requests.end());

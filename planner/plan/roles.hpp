@@ -52,6 +52,7 @@ struct request_move {
 struct pack_limits {
   int max_num_seqs = 32;
   double capacity_tokens = 0; ///< KV tokens of one rank in the smaller group; <= 0: no limit
+  bool planned = false; ///< the last ranks stay (planned residency), not those with most requests
 };
 
 struct packing {

@@ -23,8 +23,7 @@ struct expected {
 };
 
 const expected samples[] = {
-    {R"({"input":"abcd","output":"12345678","step":3,"score":1})", dump_format::verl, 2, 3, 3,
-     false},
+    {R"({"input":"abcd","output":"12345678","step":3})", dump_format::verl, 2, 3, 3, false},
     {R"({"prompt":"Q","tokens":[1,2,3,9,9],"response":"A","response_length":2,)"
      R"("status":"truncated"})",
      dump_format::slime, 3, 2, -1, true},

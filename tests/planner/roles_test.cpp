@@ -111,3 +111,15 @@ BOOST_AUTO_TEST_CASE(packing_keeps_every_limit_and_every_request) {
   BOOST_TEST(packed > 50);
   BOOST_TEST(refused > 50);
 }
+
+BOOST_AUTO_TEST_CASE(planned_residency_packs_onto_the_last_ranks) {
+  std::vector<packed_request> live{
+      {0, rank_id{0}, 10, 20}, {1, rank_id{0}, 10, 30}, {2, rank_id{3}, 5, 9}};
+  auto natural = pack_live(live, first(4), 2, {4, 0, false});
+  auto planned = pack_live(live, first(4), 2, {4, 0, true});
+  BOOST_REQUIRE((natural.has_value() && planned.has_value()));
+  BOOST_TEST((natural->survivors == ranks({0, 3})));
+  BOOST_TEST(natural->moves.empty());
+  BOOST_TEST((planned->survivors == ranks({2, 3})));
+  BOOST_TEST(planned->moves.size() == 2U);
+}
