@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests (one that fails is tried once more: processes are frozen and killed on a shared
-# machine, and ctest says when it took two): installs what is missing, builds release (optimized, assertions kept) and calls
-# ctest. The last lines are ctest's own. A second run builds nothing. Arguments go to ctest, for
+# Runs all tests: installs what is missing, builds release (optimized, assertions kept) and calls
+# ctest. A test that fails is tried once more, and ctest says so. The last lines are ctest's own. A second run builds nothing. Arguments go to ctest, for
 # example: bash tests/run.sh -R '^messages'
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
