@@ -227,14 +227,7 @@ void trainer::learn_lengths(const std::map<response_key, kept_response>& respons
 result<void> trainer::pump_until(const std::function<bool()>& ready, microseconds deadline) {
   const auto began = now();
   while (!ready()) {
-    std::deque<envelope> taken;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, poll_every, [&] { return !queue_.empty(); });
-      taken.swap(queue_);
-    }
-    for (const auto& e : taken)
-      handle(e);
+    take_messages();
     if (disk_error_) return tl::unexpected(*disk_error_);
     if (around_.interrupted->load() && !world_stopped_)
       return fail(error_code::aborted, "interrupted; what was finished is kept");
@@ -247,16 +240,20 @@ void trainer::stop_world(const std::string& reason) {
   tell(role_kind::trainer, role_kind::planner, stop{reason});
   const auto began = now();
   constexpr microseconds patience{5'000'000};
-  while (!world_stopped_ && now() - began < patience) {
-    std::deque<envelope> taken;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, poll_every, [&] { return !queue_.empty(); });
-      taken.swap(queue_);
-    }
-    for (const auto& e : taken)
-      handle(e);
+  while (!world_stopped_ && now() - began < patience)
+    take_messages();
+}
+
+/// Handles what is queued; waits for a moment if that is nothing.
+void trainer::take_messages() {
+  std::deque<envelope> taken;
+  {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, poll_every, [&] { return !queue_.empty(); });
+    taken.swap(queue_);
   }
+  for (const auto& e : taken)
+    handle(e);
 }
 
 } // namespace adafloor

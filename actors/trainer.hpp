@@ -71,6 +71,7 @@ private:
 
   /// Handles messages until `ready`, an interruption or a failed file.
   result<void> pump_until(const std::function<bool()>& ready, microseconds deadline);
+  void take_messages();
   void handle(const envelope& e);
   void on(const response& m, const envelope& e);
   void on(const rollout_report& m, const envelope& e);

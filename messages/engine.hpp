@@ -6,8 +6,8 @@
 
 namespace adafloor {
 
-/// rank -> engine: hold these until `engine_start`. Answered by `requests_admitted`-like counting
-/// in the rank; the engine refuses a request that can never fit with `engine_failed`.
+/// rank -> engine: hold these until `engine_start`. No answer, except `engine_failed` for a request
+/// that can never run here.
 struct engine_admit {
   rollout_id rollout;
   std::vector<rollout_request> requests;
