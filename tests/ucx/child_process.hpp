@@ -31,6 +31,8 @@ public:
     if (pid_ < 0) throw std::runtime_error("no process");
     if (pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      // A frozen member makes the kernel hang up a process group whose parent shell ends.
+      ::setpgid(0, 0);
       ::dup2(to[0], 0);
       ::dup2(from[1], 1);
       ::execv(argv[0], argv.data());
