@@ -15,11 +15,14 @@ bool migrates(const plan_options& options) {
 }
 
 std::vector<rank_id> unfinished_ranks(const exit_view& view) {
+  std::vector<bool> has_work;
+  for (const auto& request : view.live) {
+    if (request.rank.value >= has_work.size()) has_work.resize(request.rank.value + 1);
+    has_work[request.rank.value] = true;
+  }
   std::vector<rank_id> out;
-  for (const auto& request : view.live)
-    out.push_back(request.rank);
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
+  for (std::uint32_t rank = 0; rank < has_work.size(); ++rank)
+    if (has_work[rank]) out.emplace_back(rank);
   return out;
 }
 
@@ -149,14 +152,16 @@ std::optional<exit_choice> exit_to(int to, const step_plan& plan, const plan_opt
 
 // Largest resident tokens of a rank after the moves.
 double widest_after(const exit_view& view, const std::vector<request_move>& moves) {
-  std::map<rank_id, double> held;
   std::map<std::uint64_t, rank_id> target;
   for (const auto& move : moves)
     target.emplace(move.request, move.to);
+  std::vector<double> held;
   double widest = 0;
   for (const auto& r : view.live) {
-    auto moved = target.find(r.request);
-    auto& tokens = held[moved == target.end() ? r.rank : moved->second];
+    auto moved = target.empty() ? target.end() : target.find(r.request);
+    auto rank = moved == target.end() ? r.rank : moved->second;
+    if (rank.value >= held.size()) held.resize(rank.value + 1, 0);
+    auto& tokens = held[rank.value];
     tokens += r.tokens + r.held_prompt;
     widest = std::max(widest, tokens);
   }
@@ -175,13 +180,16 @@ std::optional<exit_choice> repack(const step_plan& plan, const plan_options& opt
   auto found =
       packed(active - 1, capacity_of(group, plan, options), plan, options, predicted, view);
   if (!found || found->moves.empty()) return std::nullopt;
+  std::vector<std::size_t> emptied; // requests on ranks that do not stay
+  for (std::size_t i = 0; i < view.live.size(); ++i)
+    if (!std::binary_search(found->survivors.begin(), found->survivors.end(), view.live[i].rank))
+      emptied.push_back(i);
   std::vector<double> drained;
   for (const auto& finals :
        sample_finals(memory, *memory.survival, view.live, limit, options.seed, 5)) {
     double longest = 0;
-    for (std::size_t i = 0; i < view.live.size(); ++i)
-      if (!std::binary_search(found->survivors.begin(), found->survivors.end(), view.live[i].rank))
-        longest = std::max(longest, finals[i] - view.live[i].tokens);
+    for (auto i : emptied)
+      longest = std::max(longest, finals[i] - view.live[i].tokens);
     drained.push_back(longest);
   }
   std::nth_element(drained.begin(), drained.begin() + 2, drained.end());

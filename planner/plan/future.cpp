@@ -33,20 +33,49 @@ struct endings {
   double held = 0; ///< tokens now, all requests
 };
 
+// All sorted lists in one, by merging neighbours.
+std::vector<double> merge_all(const std::vector<std::vector<double>>& lists, std::size_t size) {
+  std::vector<double> out;
+  out.reserve(size);
+  std::vector<std::ptrdiff_t> edges{0};
+  for (const auto& list : lists) {
+    out.insert(out.end(), list.begin(), list.end());
+    if (!list.empty()) edges.push_back(static_cast<std::ptrdiff_t>(out.size()));
+  }
+  while (edges.size() > 2) {
+    std::vector<std::ptrdiff_t> wider{0};
+    for (std::size_t i = 2; i < edges.size(); i += 2) {
+      std::inplace_merge(out.begin() + edges[i - 2], out.begin() + edges[i - 1],
+                         out.begin() + edges[i]);
+      wider.push_back(edges[i]);
+    }
+    if (edges.size() % 2 == 0) wider.push_back(edges.back());
+    edges = std::move(wider);
+  }
+  return out;
+}
+
 endings endings_of(const exit_view& view, const std::vector<double>& finals) {
   endings out;
+  std::vector<double> elsewhere; // on ranks outside the group
   out.by_rank.resize(view.members.size());
+  for (auto& list : out.by_rank)
+    list.reserve(view.live.size() / view.members.size() + 1);
   for (std::size_t i = 0; i < view.live.size(); ++i) {
     const auto& r = view.live[i];
     auto place = std::lower_bound(view.members.begin(), view.members.end(), r.rank);
     auto end = std::max(1.0, finals[i] - r.tokens);
-    if (place != view.members.end() && *place == r.rank)
-      out.by_rank[static_cast<std::size_t>(place - view.members.begin())].push_back(end);
-    out.all.push_back(end);
+    const bool member = place != view.members.end() && *place == r.rank;
+    auto& list =
+        member ? out.by_rank[static_cast<std::size_t>(place - view.members.begin())] : elsewhere;
+    list.push_back(end);
     out.held += r.tokens + r.held_prompt;
   }
   for (auto& rank : out.by_rank)
     std::sort(rank.begin(), rank.end());
+  out.all = merge_all(out.by_rank, view.live.size());
+  if (elsewhere.empty()) return out;
+  out.all.insert(out.all.end(), elsewhere.begin(), elsewhere.end());
   std::sort(out.all.begin(), out.all.end());
   return out;
 }
@@ -89,6 +118,7 @@ struct moment_state {
 
 moment_state state_at(const endings& ends, double held_each, double at) {
   moment_state s;
+  s.below.reserve(ends.by_rank.size() + 1);
   s.below.push_back(0);
   bool done = true;
   for (const auto& rank : ends.by_rank) {
@@ -119,10 +149,11 @@ bool possible(const moment_state& s, const future_rules& rules, std::size_t size
          && peak <= static_cast<double>(h) * static_cast<double>(rules.capacity[size]);
 }
 
-double step_ms(const moment_state& s, const future_rules& rules, std::size_t size, double tokens,
-               const plan_options& options) {
+// `requests`: alive on average until the next moment.
+double step_ms(const moment_state& s, double requests, const future_rules& rules, std::size_t size,
+               double tokens, const plan_options& options) {
   int h = rules.sizes[size];
-  int live = std::max(1, static_cast<int>(s.live));
+  int live = std::max(1, static_cast<int>(requests));
   int active = std::max(1, static_cast<int>(s.active));
   if (size > 0 && rules.movable > 0) active = std::max(1, std::min(h, live));
   if (rules.movable == std::numeric_limits<int>::max()) // as far as packing can go
@@ -154,15 +185,15 @@ exit_future build_future(const exit_view& view, const std::vector<double>& final
   double margin = options.kv.margin_milli / 1000.0, peak = 0, after_live = 0;
   for (std::size_t k = count; k-- > 0;) {
     auto start = state_at(ends, each, moments[k]);
-    auto middle = start;
-    if (!exact) middle.live = (start.live + after_live) / 2;
-    after_live = start.live;
-    peak = std::max(peak, start.live * (each + moments[k + 1]) * margin);
+    const double live = start.live;
+    const double middle_live = exact ? live : (live + after_live) / 2;
+    after_live = live;
+    peak = std::max(peak, live * (each + moments[k + 1]) * margin);
     double steps = moments[k + 1] - moments[k];
     double tokens = each + (moments[k] + moments[k + 1] + 1) / 2;
     for (std::size_t s = 0; s < rules.sizes.size(); ++s) {
       double held = (options.lambda - 1) * options.world + rules.sizes[s];
-      out.cost[s][k] = held * steps * step_ms(middle, rules, s, tokens, options) / 1000;
+      out.cost[s][k] = held * steps * step_ms(start, middle_live, rules, s, tokens, options) / 1000;
       if (s > 0 && possible(start, rules, s, peak, options)) out.earliest[s] = k;
     }
   }
