@@ -261,9 +261,12 @@ void engine_loop::do_step() {
   const auto live = engine_->live_requests();
   set_state(live > 0 ? rank_state::busy : rank_state::dummy, now());
   const auto ready = next_ && next_->committed ? next_->epoch : epoch_;
-  const step_header mine{epoch_, step_, ready, live, finished_};
+  const std::uint64_t kv_tokens = std::uint64_t{engine_->kv().used} * kv_page_tokens;
+  const step_header mine{epoch_, step_, ready, live, finished_, kv_tokens};
+  const auto began = now();
   auto out = engine_->step(group_.get(), mine);
   if (!out) return give_up(out.error());
+  record_step(out->headers, static_cast<double>((now() - began).count()) / 1e6);
   ++step_;
   ++rollout_steps_;
   report_step(*out);
@@ -279,6 +282,16 @@ void engine_loop::report_step(const step_output& out) {
     live_told_ = out.live_requests;
     tell(rank_progress{rollout_, epoch_, rollout_steps_, live_told_, finished_, generated_});
   }
+}
+
+void engine_loop::record_step(const std::vector<step_header>& headers, double seconds) const {
+  if (!around_.step_done || group_->self_index() != 0) return;
+  step_record r{rollout_steps_, headers.size(), 0, 0, seconds};
+  for (const auto& h : headers) {
+    r.active += h.live_requests > 0 ? 1 : 0;
+    r.max_kv_tokens = std::max(r.max_kv_tokens, h.kv_tokens);
+  }
+  around_.step_done(r);
 }
 
 /// Every member reads the same headers, so every member decides the same here.

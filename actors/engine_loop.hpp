@@ -14,6 +14,15 @@
 
 namespace adafloor {
 
+/// One decode step of the whole group, as cost models are fitted to it.
+struct step_record {
+  std::uint64_t step = 0;          ///< within the rollout
+  std::size_t group_size = 0;      ///< ranks
+  std::size_t active = 0;          ///< ranks with live requests
+  std::uint64_t max_kv_tokens = 0; ///< of the fullest rank
+  double seconds = 0;              ///< wall time on this rank
+};
+
 /// What the loop needs from the process around it.
 struct engine_surroundings {
   collective_fabric* fabric = nullptr; ///< outlives the loop; used by the loop's thread only
@@ -24,6 +33,8 @@ struct engine_surroundings {
       fetch_expert;
   /// Called on the loop's thread after the weights changed.
   std::function<void(weights_id)> weights_changed;
+  /// Called on the loop's thread after a step, on the first member of the group only.
+  std::function<void(const step_record&)> step_done;
 };
 
 class engine_loop {
@@ -78,6 +89,7 @@ private:
   void report_prepared();
   void do_step();
   void report_step(const step_output& out);
+  void record_step(const std::vector<step_header>& headers, double seconds) const;
   void decide(const std::vector<step_header>& headers);
   void do_switch();
   void set_state(rank_state state, time_point at);

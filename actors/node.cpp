@@ -6,6 +6,7 @@
 #include "actors/roles.hpp"
 #include "actors/router.hpp"
 #include "actors/sidecar_worker.hpp"
+#include "actors/step_log.hpp"
 #include "actors/trainer.hpp"
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
@@ -95,6 +96,7 @@ private:
   std::unique_ptr<caf::actor_system> actors_;
   std::vector<role_actor> spawned_;
   std::atomic<engine_loop*> serving_{nullptr};
+  std::optional<step_log> steps_;
   std::unique_ptr<engine_loop> engine_;
   std::unique_ptr<sidecar_worker> worker_;
   std::optional<event_stream> events_;
@@ -228,6 +230,11 @@ result<void> node::start_engine() {
         !r)
       done(tl::unexpected(r.error()));
   };
+  auto log = step_log::open(task_.out_dir + "/steps.csv");
+  if (!log) return tl::unexpected(log.error());
+  steps_.emplace(std::move(*log));
+  if (self_ == rank_id(0)) steps_->begin();
+  around.step_done = [this](const step_record& r) { steps_->add(r); };
   fabric_->set_weights_version(o.weights_version);
   auto loop = engine_loop::start(task_.models.front(), o, std::move(around));
   if (!loop) return tl::unexpected(loop.error());

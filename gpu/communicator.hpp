@@ -35,6 +35,7 @@ struct step_header {
   epoch_id ready_epoch;                ///< the epoch that this member is ready to switch to
   std::uint32_t live_requests = 0;     ///< requests that still generate on this member
   std::uint32_t finished_requests = 0; ///< responses ended on this member in this rollout
+  std::uint64_t kv_tokens = 0;         ///< KV cache of this member, in tokens, whole pages
 };
 
 class communicator {

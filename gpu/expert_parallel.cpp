@@ -8,7 +8,7 @@ namespace adafloor {
 
 namespace {
 
-constexpr std::size_t header_bytes = 3 * 8 + 2 * 4 + 8; // step_header and the map's hash
+constexpr std::size_t header_bytes = 4 * 8 + 2 * 4 + 8; // step_header and the map's hash
 
 template <class T>
 void append(std::vector<std::byte>& out, const T& value) {
@@ -30,6 +30,7 @@ void append_header(std::vector<std::byte>& out, const step_header& h, std::uint6
   append(out, h.ready_epoch.value);
   append(out, h.live_requests);
   append(out, h.finished_requests);
+  append(out, h.kv_tokens);
   append(out, map_hash);
 }
 
@@ -176,12 +177,13 @@ result<void> expert_parallel::accept_header(std::size_t member, bytes_view* fram
   h.ready_epoch = epoch_id{read_at<std::uint64_t>(p + 16)};
   h.live_requests = read_at<std::uint32_t>(p + 24);
   h.finished_requests = read_at<std::uint32_t>(p + 28);
+  h.kv_tokens = read_at<std::uint64_t>(p + 32);
   if (h.epoch != step_.mine.epoch || h.step != step_.mine.step)
     return broken(member, "is of epoch " + std::to_string(h.epoch.value) + " step "
                               + std::to_string(h.step) + ", expected epoch "
                               + std::to_string(step_.mine.epoch.value) + " step "
                               + std::to_string(step_.mine.step));
-  if (read_at<std::uint64_t>(p + 32) != map_hash_) return broken(member, "uses another expert map");
+  if (read_at<std::uint64_t>(p + 40) != map_hash_) return broken(member, "uses another expert map");
   frame->data += header_bytes;
   frame->size -= header_bytes;
   return {};

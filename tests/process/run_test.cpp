@@ -104,6 +104,36 @@ BOOST_AUTO_TEST_CASE(every_contraction_is_followed_by_the_full_world) {
   BOOST_TEST(lines_of(out + "/responses.jsonl").size() == 16U * 2U);
 }
 
+BOOST_AUTO_TEST_CASE(a_run_leaves_a_step_log_that_calibrate_reads) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto ran = run_program({"run", "--ranks", "4", "--floor", "2", "--steps", "2", "--n", "4",
+                                "--arms", "vanilla,natural", "--out", out},
+                               place.path());
+  BOOST_REQUIRE_MESSAGE(ran.exit_code == 0, ran.err);
+  std::ifstream log{out + "/steps.csv"};
+  std::string line;
+  BOOST_REQUIRE(std::getline(log, line));
+  BOOST_TEST(line == "step,group_size,active,max_kv,seconds");
+  std::set<int> sizes;
+  while (std::getline(log, line)) {
+    std::uint64_t step = 0, kv = 0;
+    int size = 0, active = 0;
+    double seconds = 0;
+    BOOST_REQUIRE_MESSAGE(
+        std::sscanf(line.c_str(), "%lu,%d,%d,%lu,%lf", &step, &size, &active, &kv, &seconds) == 5,
+        line);
+    BOOST_TEST(active <= size, line);
+    BOOST_TEST((active == 0 || step == 0 || kv > 0), line); // Nothing is cached before the first.
+    sizes.insert(size);
+  }
+  BOOST_TEST((sizes == std::set<int>{2, 4}));
+  const auto model = place.path() + "/costs.conf";
+  const auto fitted = run_program({"calibrate", out, "-o", model}, place.path());
+  BOOST_TEST_REQUIRE(fitted.exit_code == 0, fitted.err);
+  BOOST_TEST(read_file(model).find("4") != std::string::npos);
+}
+
 BOOST_AUTO_TEST_CASE(the_same_seed_gives_the_same_tokens_and_another_one_others) {
   const scratch_dir place;
   // The least certain version: the later ones answer nearly everything alike whatever the seed.
