@@ -1,6 +1,7 @@
 #pragma once
 // The one list of messages. The number is the wire tag: append, never renumber.
 #include "messages/engine.hpp"
+#include "messages/kv.hpp"
 #include "messages/leases.hpp"
 #include "messages/membership.hpp"
 #include "messages/rollout.hpp"
@@ -68,7 +69,28 @@
   X(56, update_weights)                                                                            \
   X(57, weights_updated)                                                                           \
   X(58, weights_refused)                                                                           \
-  X(59, transition_record)
+  X(59, transition_record)                                                                         \
+  X(60, move_request)                                                                              \
+  X(61, request_moved)                                                                             \
+  X(62, move_offer)                                                                                \
+  X(63, move_accepted)                                                                             \
+  X(64, move_refused)                                                                              \
+  X(65, kv_ready)                                                                                  \
+  X(66, kv_taken)                                                                                  \
+  X(67, move_committed)                                                                            \
+  X(68, move_rejected)                                                                             \
+  X(69, move_cancel)                                                                               \
+  X(70, move_cancelled)                                                                            \
+  X(71, engine_move_begin)                                                                         \
+  X(72, engine_move_offer)                                                                         \
+  X(73, engine_move_round)                                                                         \
+  X(74, engine_move_end)                                                                           \
+  X(75, engine_move_ended)                                                                         \
+  X(76, engine_receive_begin)                                                                      \
+  X(77, engine_receive_round)                                                                      \
+  X(78, engine_receive_cancel)                                                                     \
+  X(79, token_batch)                                                                               \
+  X(80, tokens_kept)
 
 namespace adafloor {
 

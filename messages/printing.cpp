@@ -81,6 +81,20 @@ const char* name_of(transition_kind x) {
   return "?";
 }
 
+const char* name_of(move_outcome x) {
+  switch (x) {
+  case move_outcome::moved:
+    return "moved";
+  case move_outcome::refused:
+    return "refused";
+  case move_outcome::finished:
+    return "finished";
+  case move_outcome::given_up:
+    return "given up";
+  }
+  return "?";
+}
+
 const char* name_of(refusal x) {
   switch (x) {
   case refusal::no_memory:

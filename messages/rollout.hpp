@@ -93,6 +93,32 @@ struct response_kept {
   FIELDS(response_kept, rollout, request)
 };
 
+/// Consecutive tokens of one response.
+struct token_run {
+  request_id request;
+  std::uint32_t first = 0; ///< 0-based index in the response
+  std::vector<token_id> tokens;
+  std::vector<float> logprobs; ///< natural log, one per token
+  FIELDS(token_run, request, first, tokens, logprobs)
+};
+
+/// engine -> rank -> planner -> recorder: what a rank generated since its last batch, so that no
+/// finished token is lost with the rank. `sequence` grows from 1 in each rollout, per rank. Resent
+/// until `tokens_kept`; doubles are harmless, a token is the same wherever it was generated.
+struct token_batch {
+  rollout_id rollout;
+  std::uint64_t sequence = 0;
+  std::vector<token_run> runs;
+  FIELDS(token_batch, rollout, sequence, runs)
+};
+/// recorder -> planner -> rank: every batch of `rank` up to `sequence` is in the log.
+struct tokens_kept {
+  rollout_id rollout;
+  rank_id rank;
+  std::uint64_t sequence = 0;
+  FIELDS(tokens_kept, rollout, rank, sequence)
+};
+
 /// engine -> rank -> planner: sent when the number of live requests changes. `step` orders them.
 struct rank_progress {
   rollout_id rollout;
