@@ -75,7 +75,7 @@ result<Kind> choice(std::string_view flag, const std::string& value,
                     std::initializer_list<Kind> kinds) {
   std::string allowed;
   for (auto kind : kinds) {
-    if (name_of(kind) == value) return kind;
+    if (value == name_of(kind)) return kind;
     allowed += (allowed.empty() ? "" : ", ") + std::string{name_of(kind)};
   }
   return bad_flag(flag, value, allowed);

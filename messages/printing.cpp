@@ -55,6 +55,22 @@ const char* name_of(finish_reason x) {
   return "?";
 }
 
+const char* name_of(residency_kind x) {
+  return x == residency_kind::planned ? "planned" : "natural";
+}
+
+const char* name_of(migrate_kind x) {
+  switch (x) {
+  case migrate_kind::off:
+    return "off";
+  case migrate_kind::stragglers:
+    return "stragglers";
+  case migrate_kind::consolidate:
+    return "consolidate";
+  }
+  return "?";
+}
+
 const char* name_of(rank_state x) {
   switch (x) {
   case rank_state::idle:

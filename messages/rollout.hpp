@@ -35,6 +35,44 @@ struct group_exit {
   FIELDS(group_exit, at, to)
 };
 
+/// Which ranks stay in a smaller group (planner.md section 5): those that are unfinished, or those
+/// that the plan fixed before the step.
+enum class residency_kind : std::uint8_t { natural = 1, planned = 2 };
+constexpr residency_kind enum_max(residency_kind) {
+  return residency_kind::planned;
+}
+const char* name_of(residency_kind);
+
+/// Which live requests may move so that a rank can leave: none, those that block an exit that is
+/// due, or whatever packs the rest onto fewer ranks.
+enum class migrate_kind : std::uint8_t { off = 1, stragglers = 2, consolidate = 3 };
+constexpr migrate_kind enum_max(migrate_kind) {
+  return migrate_kind::consolidate;
+}
+const char* name_of(migrate_kind);
+
+/// What was known of the response lengths of one prompt before the rollout (prediction.hpp).
+struct prompt_forecast {
+  std::uint32_t prompt_tokens = 0;
+  bool known = false;                ///< false: no history of its own
+  std::vector<std::int32_t> lengths; ///< latest observed, descending, tokens
+  std::vector<std::int32_t> pool;    ///< all observed, descending, tokens
+  FIELDS(prompt_forecast, prompt_tokens, known, lengths, pool)
+};
+
+/// How exits are decided while the rollout runs (planner/plan/exits.hpp).
+struct exit_rules {
+  bool adaptive = false; ///< weigh every exit over resampled futures; else take it when it is due
+  residency_kind residency = residency_kind::natural;
+  migrate_kind migrate = migrate_kind::off;
+  std::uint64_t capacity_tokens = 0;      ///< KV tokens of one rank; 0: no limit
+  std::uint32_t response_cap = 0;         ///< of this step, tokens; 0: the limit of the job
+  std::vector<prompt_forecast> forecasts; ///< by prompt; needed to move requests or to weigh
+  std::vector<std::uint32_t> prompts;     ///< by request: index into `forecasts`
+  FIELDS(exit_rules, adaptive, residency, migrate, capacity_tokens, response_cap, forecasts,
+         prompts)
+};
+
 /// trainer -> planner: generate these responses; `homes[i]` is the rank of `requests[i]`.
 struct begin_rollout {
   rollout_id rollout;
@@ -42,7 +80,8 @@ struct begin_rollout {
   std::vector<rank_id> homes;
   std::vector<group_exit> exits; ///< empty: the group never contracts
   std::uint32_t predicted_tail = 0;
-  FIELDS(begin_rollout, rollout, requests, homes, exits, predicted_tail)
+  exit_rules rules;
+  FIELDS(begin_rollout, rollout, requests, homes, exits, predicted_tail, rules)
 };
 
 /// planner -> rank: part `part` of `parts` of the rank's own requests; `parts` is at least 1 even

@@ -25,22 +25,6 @@ std::string_view name_of(plan_policy policy) {
   return "adaptive";
 }
 
-std::string_view name_of(residency_kind residency) {
-  return residency == residency_kind::planned ? "planned" : "natural";
-}
-
-std::string_view name_of(migrate_kind migrate) {
-  switch (migrate) {
-  case migrate_kind::stragglers:
-    return "stragglers";
-  case migrate_kind::consolidate:
-    return "consolidate";
-  case migrate_kind::off:
-    break;
-  }
-  return "off";
-}
-
 result<void> check_options(const plan_options& options) {
   auto bad = [](std::string_view key, auto value, std::string_view allowed) {
     return bad_input("plan options: " + std::string{key} + " is " + std::to_string(value)

@@ -1,5 +1,6 @@
 #pragma once
 // The plan of an epoch: one function, called by `adafloor plan`, the simulator and the runtime.
+#include "messages/rollout.hpp"
 #include "planner/plan/cost_model.hpp"
 #include "planner/plan/guard.hpp"
 #include "planner/plan/schedule.hpp"
@@ -17,8 +18,6 @@ enum class plan_policy {
   paper,      ///< the published planner
   adaptive    ///< the default
 };
-enum class residency_kind { natural, planned };
-enum class migrate_kind { off, stragglers, consolidate };
 
 struct plan_options {
   plan_policy policy = plan_policy::adaptive;
@@ -75,7 +74,5 @@ result<epoch_plan> plan_epoch(const std::vector<predicted_prompt>& workload,
 result<void> check_options(const plan_options& options);
 
 std::string_view name_of(plan_policy policy);
-std::string_view name_of(residency_kind residency);
-std::string_view name_of(migrate_kind migrate);
 
 } // namespace adafloor
