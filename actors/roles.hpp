@@ -50,8 +50,8 @@ struct planner_role {
       // from the trainer
       begin_rollout, update_weights, stop,
       // from ranks
-      requests_admitted, rollout_started, response, rank_progress, rollout_report, prepared,
-      refused, transition_aborted, switched, settled, engine_failed, weights_updated,
+      requests_admitted, rollout_started, response, rank_progress, rollout_report, request_moved,
+      prepared, refused, transition_aborted, switched, settled, engine_failed, weights_updated,
       weights_refused, stopped,
       // from the recorder, the broker and membership
       response_kept, leases_recalled, member_lost>;

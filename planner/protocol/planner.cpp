@@ -52,6 +52,8 @@ void hear_rank(planner_machine& m, const envelope& in, time_point now, effects& 
           hear_response(m, rank, body, now, out);
         else if constexpr (std::is_same_v<M, rank_progress>)
           hear_progress(m, rank, body, now, out);
+        else if constexpr (std::is_same_v<M, request_moved>)
+          hear_moved(m, in, body, now, out);
         else if constexpr (std::is_same_v<M, rollout_report>)
           hear_report(m, in, body, now, out);
         else if constexpr (std::is_same_v<M, weights_updated> || std::is_same_v<M, weights_refused>)
@@ -138,6 +140,7 @@ void tick(planner_machine& m, time_point now, effects& out) {
   planner_parts::tick_orders(m, now, out);
   if (m.stopping || m.now_in == planner_machine::phase::failed) return;
   planner_parts::tick_rollout(m, now, out);
+  planner_parts::tick_moves(m, now, out);
   planner_parts::tick_group(m, now, out);
 }
 

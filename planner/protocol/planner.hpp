@@ -33,7 +33,8 @@ struct planner_config {
 
 /// Local addresses used: recorder (takes `response`, answers `response_kept`), broker, trainer.
 /// The trainer's messages: begin_rollout -> rollout_done or rollout_failed, before it one
-/// rollout_report per rank, its `from` being that rank; update_weights -> weights_updated or
+/// rollout_report per rank, its `from` being that rank, and one request_moved per move that ended,
+/// from the rank that gave the request away; update_weights -> weights_updated or
 /// weights_refused; stop -> stopped, when all ranks have stopped or stop_max has passed.
 struct planner_machine {
   enum class phase : std::uint8_t {
@@ -50,6 +51,13 @@ struct planner_machine {
   struct request_part {
     rank_id home;
     response_state state = response_state::missing;
+    std::uint32_t moves_failed = 0; ///< orders to move it that ended elsewise
+  };
+  /// An order to move a request that its rank has not answered yet.
+  struct open_move {
+    move_key key;
+    rank_id from, to;
+    time_point sent_at;
   };
   struct admission {
     admit_requests body; ///< emptied once admitted
@@ -62,7 +70,7 @@ struct planner_machine {
     std::size_t parts_admitted = 0;
     bool started = false;
     bool reported = false;
-    std::uint32_t requests = 0;
+    std::uint32_t requests = 0; ///< whose home it is; changes when one moves
     std::uint32_t received = 0; ///< responses, durable or being stored
     rank_progress progress;     ///< the newest by step
     time_point sent_at;         ///< of start_rollout or end_rollout
@@ -72,6 +80,7 @@ struct planner_machine {
     rollout_id id;
     std::map<request_id, request_part> requests;
     std::map<rank_id, rank_part> ranks;
+    std::map<request_id, open_move> moves;
     std::size_t kept = 0;
     std::vector<planned_exit> exits; ///< sizes given up are taken out
     std::uint32_t predicted_tail = 0;
@@ -108,7 +117,8 @@ struct planner_machine {
   epoch_id highest_epoch;       ///< ever proposed, aborted ones included
   transition_coordinator transition;
   std::optional<rollout_part> rollout;
-  rollout_id last_rollout; ///< the newest that ended; its late messages are answered
+  std::uint64_t moves_ordered = 0; ///< in the whole job; numbers them
+  rollout_id last_rollout;         ///< the newest that ended; its late messages are answered
   std::optional<weights_part> weights;
   std::optional<weights_updated> last_weights;
   bool weights_mixed = false; ///< an update failed on some ranks; no rollout until one succeeds
@@ -124,5 +134,14 @@ struct planner_machine {
 
 void step(planner_machine&, const envelope&, time_point now, effects&);
 void tick(planner_machine&, time_point now, effects&);
+
+/// Orders that a live request moves to `to` (protocols.md section 4). Nothing happens, and the
+/// answer is false, when no rollout is running, the request is not there, has its response, is
+/// moving already or is at home at `to`, or `to` is not a member of the group or about to leave it.
+/// Once the move is over the group is looked at again, as after a response.
+bool order_move(planner_machine&, request_id, rank_id to, time_point now, effects&);
+/// `rank` is source or destination of a move that is not over: it must not leave the group.
+bool moving(const planner_machine&, rank_id);
+bool moves_open(const planner_machine&);
 
 } // namespace adafloor

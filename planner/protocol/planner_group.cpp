@@ -48,7 +48,7 @@ void contract_if_due(planner_machine& m, time_point now, effects& out) {
   auto& r = *m.rollout;
   std::vector<rank_id> unfinished;
   for (auto rank : m.members)
-    if (!r.ranks[rank].finished()) unfinished.push_back(rank);
+    if (!r.ranks[rank].finished() || moving(m, rank)) unfinished.push_back(rank);
   if (unfinished.empty()) return;
   const auto size =
       next_group(r.exits, static_cast<int>(m.members.size()), static_cast<int>(unfinished.size()));
@@ -141,6 +141,7 @@ void advance(planner_machine& m, time_point now, effects& out) {
     if (!r.retry_at) contract_if_due(m, now, out);
     return;
   }
+  if (moves_open(m)) return; // Of a request that has just ended: both ranks must be free again.
   r.retry_at.reset();
   r.attempts = 0;
   if (m.members == m.world) return close_books(m, now, out);

@@ -40,6 +40,12 @@ void hear_transition(planner_machine&, const envelope&, time_point now, effects&
 void hear_recalled(planner_machine&, const leases_recalled&, time_point now, effects&);
 void tick_group(planner_machine&, time_point now, effects&);
 
+// planner_migration.cpp
+/// A response of `request` came from `rank`: if it was moving there, it has arrived.
+void note_arrival(planner_machine&, request_id, rank_id);
+void hear_moved(planner_machine&, const envelope&, const request_moved&, time_point now, effects&);
+void tick_moves(planner_machine&, time_point now, effects&);
+
 // planner_orders.cpp
 void begin_weights(planner_machine&, const update_weights&, time_point now, effects&);
 void hear_weights(planner_machine&, rank_id, const weights_updated&, effects&);

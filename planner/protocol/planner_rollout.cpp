@@ -166,6 +166,7 @@ void hear_response(planner_machine& m, rank_id rank, const response& done, time_
   if (!concerns(m, done.rollout)) return;
   auto& r = *m.rollout;
   const auto found = r.requests.find(done.request);
+  if (found != r.requests.end()) note_arrival(m, done.request, rank);
   if (found == r.requests.end() || found->second.home != rank) {
     ++m.drops.unexpected;
     return;
