@@ -1,19 +1,14 @@
 #include "actors/ucx_collective.hpp"
 
-#include "actors/buffer_pool.hpp"
 #include "actors/checksum.hpp"
-#include "actors/ucx_collective_frame.hpp"
-#include "actors/ucx_worker.hpp"
+#include "actors/single_copy.hpp"
+#include "actors/ucx_collective_fabric.hpp"
 
-#include <poll.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,227 +16,7 @@
 namespace adafloor {
 
 namespace {
-
-constexpr unsigned message_id = 3;
-constexpr std::uint32_t magic = 0x32434641;   // "AFC2"
-constexpr std::size_t parked_frames_max = 16; // per peer
-
 using clock = std::chrono::steady_clock;
-
-} // namespace
-
-struct ucx_collective::impl {
-  struct peer {
-    std::string address;
-    incarnation_id incarnation;
-    std::unique_ptr<ucx_endpoint> endpoint;
-    std::deque<arrived> frames;
-  };
-  struct sending;
-  struct receiving;
-
-  options o;
-  std::unique_ptr<ucx_worker> worker;
-  std::vector<peer> peers;
-  buffer_pool pool;
-  int abort_fd = -1;
-  std::atomic<std::uint64_t> aborted_up_to{0};
-  std::atomic<bool> anything_aborted{false};
-  epoch_id floor;          // of the group that exchanged last
-  std::uint64_t turns = 0; // exchanges in that epoch
-  weights_id weights_version;
-  std::size_t parked_bytes = 0;
-  std::uint64_t token = 0; // of the running exchange
-  std::size_t sends_pending = 0;
-  std::size_t receives_pending = 0;
-  bool closing = false;
-  collective_stats stats;
-
-  explicit impl(options given) : o(std::move(given)), peers(o.world_size), pool(o.pool_bytes) {}
-  ~impl();
-
-  static ucs_status_t on_message(void* argument, const void* header, std::size_t header_size,
-                                 void* data, std::size_t size, const ucp_am_recv_param_t* param);
-  ucs_status_t start_receive(void* descriptor, std::size_t size);
-  void accept(pooled_buffer buffer);
-  void forget_below(epoch_id epoch, std::uint64_t turn);
-  void park(arrived a);
-  result<void> send(rank_id to, const frame_head& head, bytes_view payload);
-  void wake() noexcept {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(abort_fd, &one, sizeof one);
-  }
-  void sleep(clock::time_point until);
-  void doze(); // where UCX cannot tell when it has room again
-};
-
-struct ucx_collective::impl::sending : ucx_sending {
-  impl* owner;
-  std::uint64_t token;
-  pooled_buffer buffer;
-  void done(ucs_status_t) override {
-    if (owner->token == token) --owner->sends_pending;
-  }
-};
-
-struct ucx_collective::impl::receiving {
-  impl* owner;
-  pooled_buffer buffer;
-  static void done(void* request, ucs_status_t status, std::size_t, void* argument) {
-    std::unique_ptr<receiving> r(static_cast<receiving*>(argument));
-    --r->owner->receives_pending;
-    if (status == UCS_OK && !r->owner->closing) r->owner->accept(std::move(r->buffer));
-    if (request != nullptr) ucp_request_free(request);
-  }
-};
-
-ucx_collective::impl::~impl() {
-  closing = true;
-  if (worker)
-    for (auto& p : peers)
-      worker->close(std::move(p.endpoint));
-  // A receive under way writes into a buffer: give UCX a moment to finish or fail it.
-  for (int i = 0; worker && receives_pending > 0 && i < 200; ++i) {
-    if (worker->progress() == 0) ::poll(nullptr, 0, 1);
-  }
-  worker.reset();
-  if (abort_fd >= 0) ::close(abort_fd);
-}
-
-ucs_status_t ucx_collective::impl::on_message(void* argument, const void*, std::size_t, void* data,
-                                              std::size_t size, const ucp_am_recv_param_t* param) {
-  auto& self = *static_cast<impl*>(argument);
-  if (size < sizeof(frame_head) || size > sizeof(frame_head) + self.o.frame_bytes_max
-      || self.closing) {
-    ++self.stats.undecodable;
-    return UCS_OK;
-  }
-  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) return self.start_receive(data, size);
-  auto buffer = self.pool.take(size);
-  if (!buffer) {
-    ++self.stats.overflow;
-    return UCS_OK;
-  }
-  std::memcpy(buffer->data(), data, size);
-  self.accept(std::move(*buffer));
-  return UCS_OK;
-}
-
-ucs_status_t ucx_collective::impl::start_receive(void* descriptor, std::size_t size) {
-  auto buffer = pool.take(size);
-  if (!buffer || parked_bytes + size > o.parked_bytes_max) {
-    ++stats.overflow;
-    return UCS_OK; // dropped; the sender is not held up
-  }
-  auto r = std::make_unique<receiving>();
-  r->owner = this;
-  r->buffer = std::move(*buffer);
-  ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  params.cb.recv_am = &receiving::done;
-  params.user_data = r.get();
-  ++receives_pending;
-  std::byte* into = r->buffer.data();
-  ucs_status_ptr_t request =
-      ucp_am_recv_data_nbx(worker->handle(), descriptor, into, size, &params);
-  if (UCS_PTR_IS_PTR(request)) {
-    r.release(); // done() has it
-    return UCS_INPROGRESS;
-  }
-  receiving::done(nullptr, UCS_PTR_STATUS(request), size, r.release());
-  return UCS_INPROGRESS;
-}
-
-// A whole frame is here: keep it for its exchange, or drop and count it.
-void ucx_collective::impl::accept(pooled_buffer buffer) {
-  arrived a;
-  std::memcpy(&a.head, buffer.data(), sizeof a.head);
-  const frame_head& h = a.head;
-  if (h.magic != collective_magic || h.length != buffer.size() - sizeof h
-      || h.sender >= o.world_size) {
-    ++stats.undecodable;
-    return;
-  }
-  if (h.from != peers[h.sender].incarnation.value || h.to != o.incarnation.value
-      || epoch_id{h.epoch} < floor) {
-    ++stats.stale;
-    return;
-  }
-  a.buffer = std::move(buffer);
-  ++stats.frames_received;
-  stats.bytes_received += h.length;
-  park(std::move(a));
-}
-
-void ucx_collective::impl::park(arrived a) {
-  auto& frames = peers[a.head.sender].frames;
-  if (epoch_id{a.head.epoch} > floor || a.head.turn > turns)
-    ++stats.parked;
-  else if (a.head.turn < turns) {
-    ++stats.stale; // a turn that is over: sent twice
-    return;
-  }
-  for (const auto& f : frames)
-    if (f.head.epoch == a.head.epoch && f.head.turn == a.head.turn) {
-      ++stats.stale;
-      return;
-    }
-  if (frames.size() >= parked_frames_max || parked_bytes + a.buffer.size() > o.parked_bytes_max) {
-    ++stats.overflow;
-    return;
-  }
-  parked_bytes += a.buffer.size();
-  frames.push_back(std::move(a));
-}
-
-void ucx_collective::impl::forget_below(epoch_id epoch, std::uint64_t turn) {
-  for (auto& p : peers)
-    for (auto it = p.frames.begin(); it != p.frames.end();) {
-      const epoch_id e{it->head.epoch};
-      if (e < epoch || (e == epoch && it->head.turn < turn)) {
-        ++stats.stale;
-        parked_bytes -= it->buffer.size();
-        it = p.frames.erase(it);
-      } else {
-        ++it;
-      }
-    }
-}
-
-result<void> ucx_collective::impl::send(rank_id to, const frame_head& head, bytes_view payload) {
-  auto& endpoint = peers[to.value].endpoint;
-  if (!endpoint)
-    return fail(error_code::peer_lost, "rank " + std::to_string(to.value) + " is not connected");
-  const std::size_t size = sizeof head + payload.size;
-  auto buffer = pool.take(size);
-  if (!buffer) return tl::unexpected<error>(buffer.error());
-  std::memcpy(buffer->data(), &head, sizeof head);
-  if (payload.size > 0) std::memcpy(buffer->data() + sizeof head, payload.data, payload.size);
-  auto s = std::make_unique<sending>();
-  s->owner = this;
-  s->token = token;
-  const ucx_message m{nullptr, 0, buffer->data(), size};
-  s->buffer = std::move(*buffer);
-  ++sends_pending;
-  ++stats.frames_sent;
-  stats.bytes_sent += payload.size;
-  worker->send(*endpoint, message_id, m, 0, std::move(s));
-  return {};
-}
-
-void ucx_collective::impl::sleep(clock::time_point until) {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - clock::now());
-  pollfd fds[2] = {{worker->event_fd(), POLLIN, 0}, {abort_fd, POLLIN, 0}};
-  ++stats.sleeps;
-  ::poll(fds, 2, static_cast<int>(std::clamp<std::int64_t>(left.count() + 1, 0, 60'000)));
-  if ((fds[1].revents & POLLIN) != 0) {
-    std::uint64_t count;
-    [[maybe_unused]] const auto got = ::read(abort_fd, &count, sizeof count);
-  }
-}
-
-void ucx_collective::impl::doze() {
-  ::poll(nullptr, 0, 1);
 }
 
 /// One group. Small: everything that lasts belongs to the fabric.
@@ -346,6 +121,7 @@ result<void> ucx_communicator::begin(const exchange_id& id,
   head.sender = fabric_.o.self.value;
   head.from = fabric_.o.incarnation.value;
   head.epoch = epoch_.value;
+  head.neighbourhood = address_space_neighbourhood();
   head.weights_version = fabric_.weights_version.value;
   head.turn = fabric_.turns;
   head.step = id.step;
@@ -474,7 +250,7 @@ result<std::unique_ptr<ucx_collective>> ucx_collective::open(options o) {
   i->abort_fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (i->abort_fd < 0)
     return fail(error_code::io, "no file descriptor left; raise the limit (ulimit -n)");
-  auto handled = i->worker->handle_messages(message_id, &impl::on_message, i.get());
+  auto handled = i->worker->handle_messages(3, &impl::on_message, i.get());
   if (!handled) return tl::unexpected<error>(handled.error());
   return std::unique_ptr<ucx_collective>(new ucx_collective(std::move(i)));
 }
@@ -495,6 +271,9 @@ result<void> ucx_collective::connect(rank_id peer, const std::string& address,
   for (const auto& f : p.frames)
     impl_->parked_bytes -= f.buffer.size();
   p.frames.clear();
+  p.loans.clear(); // nobody reads them any more
+  p.neighbourhood = 0;
+  p.unreadable = false;
   p.address = address;
   p.incarnation = incarnation;
   auto endpoint = impl_->worker->connect(address);

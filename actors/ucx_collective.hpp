@@ -16,11 +16,12 @@ namespace adafloor {
 struct collective_stats {
   std::uint64_t exchanges = 0;
   std::uint64_t frames_sent = 0, bytes_sent = 0, frames_received = 0, bytes_received = 0;
-  std::uint64_t stale = 0;       ///< of a lower epoch or an old incarnation, dropped
-  std::uint64_t parked = 0;      ///< of a higher epoch or a later exchange, kept until its turn
-  std::uint64_t overflow = 0;    ///< beyond the bound of parked frames, dropped
-  std::uint64_t undecodable = 0; ///< no collective frame at all, dropped
-  std::uint64_t sleeps = 0;      ///< how often a wait went beyond its spin
+  std::uint64_t stale = 0;         ///< of a lower epoch or an old incarnation, dropped
+  std::uint64_t parked = 0;        ///< of a higher epoch or a later exchange, kept until its turn
+  std::uint64_t overflow = 0;      ///< beyond the bound of parked frames, dropped
+  std::uint64_t undecodable = 0;   ///< no collective frame at all, dropped
+  std::uint64_t single_copies = 0; ///< frames read out of a neighbour's memory
+  std::uint64_t sleeps = 0;        ///< how often a wait went beyond its spin
 };
 
 class ucx_collective final : public collective_fabric {
@@ -35,7 +36,8 @@ public:
     std::size_t frame_bytes_max = std::size_t{1} << 30;  ///< what one member may send to another
     std::size_t parked_bytes_max = std::size_t{1} << 30; ///< over all peers
     std::size_t pool_bytes = std::size_t{256} << 20;     ///< buffers kept for later use
-    bool checksum = false;                               ///< CRC32C over each payload
+    bool single_copy = true; ///< within a host read large frames directly where allowed
+    bool checksum = false;   ///< CRC32C over each payload
   };
 
   /// Errors: io (no such transport or device).

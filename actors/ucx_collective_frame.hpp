@@ -10,6 +10,12 @@ namespace adafloor {
 
 constexpr std::uint32_t collective_magic = 0x32434641; // "AFC2"
 
+enum class frame_kind : std::uint8_t {
+  whole = 0, ///< the payload follows
+  loan,      ///< the payload is in the sender's memory, to be read by a neighbour
+  loan_over, ///< it was read, or (`refused`) cannot be
+};
+
 // What stands in front of every payload. Both ends have the same byte order: UCX refuses others.
 struct frame_head {
   std::uint32_t magic = 0;
@@ -22,7 +28,12 @@ struct frame_head {
   std::uint16_t layer = 0, phase = 0;
   std::uint32_t crc = 0; // of the payload, 0 where checksums are off
   std::uint64_t length = 0;
-  char unused[56] = {};
+  std::uint64_t neighbourhood = 0; // of the sender, see single_copy.hpp
+  std::uint64_t address = 0;       // loan: of the whole frame
+  std::uint32_t pid = 0;           // loan: in which process
+  frame_kind kind = frame_kind::whole;
+  std::uint8_t refused = 0;
+  char unused[34] = {};
 };
 static_assert(sizeof(frame_head) == 128, "payloads stay aligned to a cache line");
 

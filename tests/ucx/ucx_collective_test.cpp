@@ -26,7 +26,8 @@ namespace {
 
 using fabrics = std::vector<std::unique_ptr<ucx_collective>>;
 
-fabrics make_fabrics(std::uint32_t n, microseconds deadline = microseconds{20'000'000}) {
+fabrics make_fabrics(std::uint32_t n, microseconds deadline = microseconds{20'000'000},
+                     bool single_copy = true) {
   fabrics made;
   for (std::uint32_t r = 0; r < n; ++r) {
     ucx_collective::options o;
@@ -35,6 +36,7 @@ fabrics make_fabrics(std::uint32_t n, microseconds deadline = microseconds{20'00
     o.world_size = n;
     o.deadline = deadline;
     o.checksum = true;
+    o.single_copy = single_copy;
     made.push_back(std::move(ucx_collective::open(std::move(o)).value()));
   }
   for (auto& f : made)
@@ -112,18 +114,21 @@ BOOST_AUTO_TEST_CASE(the_conformance_suite_of_all_communicators_passes) {
 }
 
 BOOST_AUTO_TEST_CASE(everybody_gets_what_everybody_sent) {
-  for (std::uint32_t n : {1u, 2u, 3u, 4u, 8u}) {
-    auto f = make_fabrics(n);
-    troubles t;
-    on_threads(n, [&](std::uint32_t r) {
-      auto group = f[r]->make_group(epoch_id{1}, everyone(n)).value();
-      for (std::uint64_t step = 1; step <= 30; ++step)
-        t.note(trade(*group, step, step % 3 == 0 ? 300'000 : 3'000));
-    });
-    BOOST_TEST(t.text == "");
-    for (auto& one : f)
-      BOOST_TEST(one->stats().overflow == 0u);
-  }
+  for (bool single_copy : {true, false})
+    for (std::uint32_t n : {1u, 2u, 3u, 4u, 8u}) {
+      auto f = make_fabrics(n, microseconds{20'000'000}, single_copy);
+      troubles t;
+      on_threads(n, [&](std::uint32_t r) {
+        auto group = f[r]->make_group(epoch_id{1}, everyone(n)).value();
+        for (std::uint64_t step = 1; step <= 30; ++step)
+          t.note(trade(*group, step, step % 3 == 0 ? 300'000 : 3'000));
+      });
+      BOOST_TEST(t.text == "");
+      for (auto& one : f) {
+        BOOST_TEST(one->stats().overflow == 0u);
+        BOOST_TEST((one->stats().single_copies > 0) == (single_copy && n > 1));
+      }
+    }
 }
 
 BOOST_AUTO_TEST_CASE(sixty_four_megabytes_each_way) {
