@@ -111,14 +111,34 @@ json transition_json(const transition_record& t) {
           {"members", members}};
 }
 
+/// Only what arrived counts as a migration; orders that ended elsewise are listed as such.
+json moves_json(const std::vector<request_moved>& moves) {
+  std::uint64_t count = 0, bytes = 0, failed = 0;
+  std::vector<double> missed;
+  for (const auto& m : moves) {
+    bytes += m.bytes;
+    if (m.outcome == move_outcome::moved) {
+      ++count;
+      missed.push_back(m.missed_steps);
+    } else if (m.outcome != move_outcome::finished) {
+      ++failed;
+    }
+  }
+  return {{"count", count},
+          {"bytes", bytes},
+          {"blackout_steps_p50", quantile(missed, 0.5)},
+          {"blackout_steps_max", quantile(missed, 1)},
+          {"not_moved", failed}};
+}
+
 double arm_books::mean_reward() const {
   return rewarded > 0 ? reward_sum / static_cast<double>(rewarded) : 0;
 }
 
 json arm_books::to_json(const std::vector<prompt>& prompts) const {
-  json moves = json::array();
+  json changes = json::array();
   for (const auto& t : transitions)
-    moves.push_back(transition_json(t));
+    changes.push_back(transition_json(t));
   std::vector<double> revokes;
   std::uint64_t forced = 0;
   for (const auto& l : leases) {
@@ -128,15 +148,16 @@ json arm_books::to_json(const std::vector<prompt>& prompts) const {
   return {{"arm", arm},
           {"world_size", world_size},
           {"floor", floor},
+          {"residency", name_of(residency)},
+          {"migrate", name_of(migrate)},
           {"rollout_seconds", rollout_seconds},
           {"generated_tokens", generated_tokens},
           {"responses", responses},
           {"truncated_by_guard", truncated_by_guard},
           {"mean_reward", rewarded > 0 ? json(mean_reward()) : json(nullptr)},
           {"ledger", ledger.to_json()},
-          {"transitions", moves},
-          {"migrations",
-           {{"count", 0}, {"bytes", 0}, {"blackout_steps_p50", 0}, {"blackout_steps_max", 0}}},
+          {"transitions", changes},
+          {"migrations", moves_json(moves)},
           {"leases",
            {{"granted", leases_granted},
             {"returned", leases.size() - forced},
@@ -147,21 +168,46 @@ json arm_books::to_json(const std::vector<prompt>& prompts) const {
            {{"completed", units_completed},
             {"correct", units_correct},
             {"duplicates", units_duplicate}}},
-          {"tokens_digest", tokens_digest(epochs, prompts)}};
+          {"tokens_digest", tokens_digest(epochs, prompts)},
+          {"logprobs_digest", logprobs_digest(epochs, prompts)}};
 }
 
-std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
-                          const std::vector<prompt>& prompts) {
+namespace {
+
+/// `words` of each response, after its name.
+template <class Words>
+std::string digest_of(const std::vector<std::map<response_key, kept_response>>& epochs,
+                      const std::vector<prompt>& prompts, Words words) {
   sha256 hash;
   for (const auto& epoch : epochs)
     for (const auto& [key, response] : epoch) {
       const auto& id = prompts[key.first].id;
       hash.add(id.data(), id.size());
       hash.add(key.second);
-      for (const auto t : response.tokens)
-        hash.add(static_cast<std::uint32_t>(t));
+      words(response, hash);
     }
   return hash.hex();
+}
+
+} // namespace
+
+std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
+                          const std::vector<prompt>& prompts) {
+  return digest_of(epochs, prompts, [](const kept_response& r, sha256& hash) {
+    for (const auto t : r.tokens)
+      hash.add(static_cast<std::uint32_t>(t));
+  });
+}
+
+std::string logprobs_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
+                            const std::vector<prompt>& prompts) {
+  return digest_of(epochs, prompts, [](const kept_response& r, sha256& hash) {
+    for (const auto p : r.logprobs) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, &p, sizeof bits);
+      hash.add(bits);
+    }
+  });
 }
 
 } // namespace adafloor

@@ -40,7 +40,9 @@ using response_key = std::pair<std::size_t, std::uint32_t>;
 struct arm_books {
   std::string arm;
   std::uint32_t world_size = 0;
-  std::uint32_t floor = 0; ///< the smallest group that occurred or was allowed
+  std::uint32_t floor = 0; ///< the smallest group that was allowed
+  residency_kind residency = residency_kind::natural;
+  migrate_kind migrate = migrate_kind::off;
   double rollout_seconds = 0;
   std::uint64_t generated_tokens = 0;
   std::uint64_t responses = 0;
@@ -49,6 +51,7 @@ struct arm_books {
   double reward_sum = 0;
   rank_ledger ledger;
   std::vector<transition_record> transitions;
+  std::vector<request_moved> moves; ///< whatever became of them
   std::vector<lease_record> leases;
   std::uint64_t leases_granted = 0;
   std::uint64_t units_completed = 0, units_correct = 0, units_duplicate = 0;
@@ -61,6 +64,10 @@ struct arm_books {
 /// SHA-256 over (prompt_id, sample, tokens) in order of the prompt file, epoch by epoch; hex.
 std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
                           const std::vector<prompt>& prompts);
+
+/// The same over (prompt_id, sample, log-probabilities as IEEE bits).
+std::string logprobs_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
+                            const std::vector<prompt>& prompts);
 
 /// The value that a share `q` of `values` does not exceed; 0 for none.
 double quantile(std::vector<double> values, double q);

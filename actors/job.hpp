@@ -25,10 +25,13 @@ struct rollout_settings {
 
 struct ep_settings {
   std::uint32_t floor = 2;                ///< ranks; smallest group that a step may shrink to
-  std::string residency = "natural";      ///< natural | planned
+  std::string residency = "natural";      ///< of arm adaptive: natural | planned
   std::vector<std::uint32_t> group_sizes; ///< ranks, falling, first is world_size, last >= floor
-  std::string migrate = "off";            ///< off | stragglers | consolidate
-  FIELDS(ep_settings, floor, residency, group_sizes, migrate)
+  std::string migrate = "off";      ///< of every arm that shrinks: off | stragglers | consolidate
+  std::uint32_t stragglers_max = 8; ///< requests that one exit may move with stragglers
+  std::string
+      cost_model; ///< text of one (planner/plan/cost_model.hpp); empty: nothing costs anything
+  FIELDS(ep_settings, floor, residency, group_sizes, migrate, stragglers_max, cost_model)
 };
 
 struct guard_settings {
@@ -78,7 +81,7 @@ struct job {
   std::string prompts;             ///< JSON lines
   std::string history;             ///< CSV; empty: nothing is known about lengths
   std::vector<std::string> history_epochs; ///< names; only these epochs of it; empty: all
-  std::vector<std::string> arms;           ///< vanilla | natural, run in this order
+  std::vector<std::string> arms; ///< vanilla | natural | planned | adaptive, in this order
   std::uint32_t steps = 4;
   std::uint32_t n = 8;                 ///< samples per prompt
   std::uint32_t prompts_per_step = 16; ///< over all ranks

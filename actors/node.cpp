@@ -301,6 +301,7 @@ void node::spawn_planner_machines() {
   planner.world_size = task_.world_size;
   planner.experts = engine_->facts().experts;
   planner.transition.prepare_max = milliseconds(task_.runtime.deadline_ms);
+  if (const auto options = arm_options(task_, task_.arms.front())) planner.weighing = *options;
   for (const auto role : {role_kind::trainer, role_kind::recorder})
     router_.attach(role, [this](const envelope& e) { trainer_->push(e); });
   spawn(role_kind::planner,

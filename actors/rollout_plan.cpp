@@ -1,6 +1,6 @@
 #include "actors/rollout_plan.hpp"
 
-#include "planner/plan/plan.hpp"
+#include "gpu/engine.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -37,56 +37,95 @@ result<epoch_list> past_of(const job& task, const length_history& history) {
   return past;
 }
 
-plan_options options_of(const job& task, const std::string& arm) {
+/// What the engine admits together on one rank: it promises each request the pages of its longest
+/// response.
+int places_of(const job& task) {
+  const auto longest = task.rollout.max_prompt_length + task.rollout.max_response_length;
+  const auto held = (longest + kv_page_tokens - 1) / kv_page_tokens * kv_page_tokens;
+  const auto fit = std::max<std::uint64_t>(task.kv.capacity_tokens / held, 1);
+  return static_cast<int>(std::min<std::uint64_t>(fit, task.rollout.max_num_seqs));
+}
+
+bool plans_residency(const job& task, const std::string& arm) {
+  return arm == "planned" || (arm == "adaptive" && task.ep.residency == "planned");
+}
+
+rollout_step to_rollout_step(const step_plan& planned,
+                             const std::vector<predicted_prompt>& predicted,
+                             const plan_options& o) {
+  rollout_step out;
+  const auto world = static_cast<std::uint32_t>(o.world);
+  for (std::uint32_t r = 0; r < planned.ranks.size(); ++r)
+    for (const auto p : planned.ranks[r]) {
+      out.prompts.push_back({p, rank_id(r)});
+      out.rules.forecasts.push_back({static_cast<std::uint32_t>(predicted[p].prompt_tokens),
+                                     predicted[p].known, predicted[p].lengths, predicted[p].pool});
+    }
+  for (const auto& x : planned.exits)
+    out.exits.push_back(
+        {static_cast<std::uint32_t>(std::lround(x.at)), static_cast<std::uint32_t>(x.to)});
+  out.predicted_tail = static_cast<std::uint32_t>(std::lround(planned.tail));
+  out.floor = out.exits.empty() ? world : out.exits.back().to;
+  out.response_cap = static_cast<std::uint32_t>(planned.guard_cap);
+  out.rules.adaptive = o.policy == plan_policy::adaptive;
+  out.rules.residency = o.residency;
+  out.rules.migrate = o.migrate;
+  out.rules.capacity_tokens = static_cast<std::uint64_t>(planned.capacity_tokens);
+  out.rules.response_cap = out.response_cap;
+  return out;
+}
+
+} // namespace
+
+std::vector<std::string> run_arm_names() {
+  return {"vanilla", "natural", "planned", "adaptive"};
+}
+
+bool keeps_groups(const job& task) {
+  return std::any_of(task.arms.begin(), task.arms.end(),
+                     [&](const auto& arm) { return plans_residency(task, arm); });
+}
+
+result<plan_options> arm_options(const job& task, const std::string& arm) {
+  const auto known = run_arm_names();
+  if (std::find(known.begin(), known.end(), arm) == known.end())
+    return bad_input("arm '" + arm + "' is unknown; arms are vanilla, natural, planned, adaptive");
   plan_options o;
-  o.policy = arm == "vanilla" ? plan_policy::vanilla : plan_policy::paper;
+  o.policy = arm == "vanilla"    ? plan_policy::vanilla
+             : arm == "adaptive" ? plan_policy::adaptive
+                                 : plan_policy::paper;
+  if (plans_residency(task, arm)) o.residency = residency_kind::planned;
+  if (arm != "vanilla")
+    for (auto kind : {migrate_kind::stragglers, migrate_kind::consolidate})
+      if (task.ep.migrate == name_of(kind)) o.migrate = kind;
+  if (!task.ep.cost_model.empty()) {
+    auto costs = parse_cost_model(task.ep.cost_model, "ep.cost_model");
+    if (!costs) return tl::unexpected(costs.error());
+    o.costs = std::move(*costs);
+  }
+  o.stragglers_max = static_cast<int>(task.ep.stragglers_max);
   o.world = static_cast<int>(task.world_size);
   o.floor = static_cast<int>(task.ep.floor);
   o.group_sizes.assign(task.ep.group_sizes.begin(), task.ep.group_sizes.end());
   for (const auto size : o.group_sizes)
     o.capacities.push_back({size, static_cast<std::int64_t>(task.kv.capacity_tokens)});
   o.prompts_per_step = static_cast<int>(task.prompts_per_step);
-  o.max_num_seqs = static_cast<int>(task.rollout.max_num_seqs);
+  o.max_num_seqs = places_of(task);
   o.kv.margin_milli = static_cast<std::int32_t>(std::lround(task.kv.margin * 1000));
   o.kv.max_response_length = static_cast<std::int32_t>(task.rollout.max_response_length);
   o.kv.count_prompt_tokens = task.kv.count_prompt_tokens;
+  o.prediction.max_response_length = o.kv.max_response_length;
+  o.prediction.responses_per_prompt = static_cast<std::int32_t>(task.n);
   o.guard = task.guard.enabled && arm != "vanilla";
   o.guard_rule.quantile = task.guard.quantile;
   return o;
 }
 
-/// A plan that contracts may also take the stages below its floor when the rollout outlives the
-/// predicted tail, as far as the KV cache is safe there: they cost nothing unless they happen.
-void add_late_exits(const step_plan& planned, const plan_options& o, rollout_step* out) {
-  for (const auto size : o.group_sizes)
-    if (size < planned.exits.back().to && size >= o.floor
-        && planned.peak_tokens <= capacity_at(o.capacities, size, o.experts))
-      out->exits.push_back({out->predicted_tail, static_cast<std::uint32_t>(size)});
-}
-
-rollout_step to_rollout_step(const step_plan& planned, const plan_options& o) {
-  rollout_step out;
-  const auto world = static_cast<std::uint32_t>(o.world);
-  for (std::uint32_t r = 0; r < planned.ranks.size(); ++r)
-    for (const auto p : planned.ranks[r])
-      out.prompts.push_back({p, rank_id(r)});
-  for (const auto& x : planned.exits)
-    out.exits.push_back(
-        {static_cast<std::uint32_t>(std::lround(x.at)), static_cast<std::uint32_t>(x.to)});
-  out.predicted_tail = static_cast<std::uint32_t>(std::lround(planned.tail));
-  if (!planned.exits.empty()) add_late_exits(planned, o, &out);
-  out.floor = out.exits.empty() ? world : out.exits.back().to;
-  out.response_cap = static_cast<std::uint32_t>(planned.guard_cap);
-  return out;
-}
-
-} // namespace
-
 result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::string& arm,
                                                 const std::vector<prompt>& prompts,
                                                 const length_history& history) {
-  if (arm != "vanilla" && arm != "natural")
-    return bad_input("arm '" + arm + "' is unknown; arms are vanilla and natural");
+  auto options = arm_options(task, arm);
+  if (!options) return tl::unexpected(options.error());
   const std::size_t count = std::size_t{task.steps} * task.prompts_per_step;
   if (count > prompts.size())
     return bad_input(task.prompts + " has " + std::to_string(prompts.size()) + " prompts, but "
@@ -95,20 +134,15 @@ result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::stri
                      + "; lower --steps or --prompts-per-step");
   const auto past = past_of(task, history);
   if (!past) return tl::unexpected(past.error());
-  prediction_options prediction;
-  prediction.max_response_length = static_cast<std::int32_t>(task.rollout.max_response_length);
-  prediction.responses_per_prompt = static_cast<std::int32_t>(task.n);
-  auto options = options_of(task, arm);
-  options.prediction = prediction;
-  options.guard_ratio = task.guard.ratio > 0
-                            ? task.guard.ratio
-                            : fit_guard(*past, prediction, options.guard_rule).ratio;
-  const auto plan =
-      plan_epoch(predict(*past, workload_of(task, prompts, count), prediction), options);
+  options->guard_ratio = task.guard.ratio > 0
+                             ? task.guard.ratio
+                             : fit_guard(*past, options->prediction, options->guard_rule).ratio;
+  const auto predicted = predict(*past, workload_of(task, prompts, count), options->prediction);
+  const auto plan = plan_epoch(predicted, *options);
   if (!plan) return tl::unexpected(plan.error());
   std::vector<rollout_step> steps;
   for (const auto& s : plan->steps)
-    steps.push_back(to_rollout_step(s, options));
+    steps.push_back(to_rollout_step(s, predicted, *options));
   return steps;
 }
 

@@ -3,7 +3,7 @@
 #include "actors/job.hpp"
 #include "actors/prompts.hpp"
 #include "messages/rollout.hpp"
-#include "planner/plan/history.hpp"
+#include "planner/plan/plan.hpp"
 
 namespace adafloor {
 
@@ -19,13 +19,29 @@ struct rollout_step {
   std::uint32_t floor = 0;       ///< ranks
   std::uint32_t predicted_tail = 0;
   std::uint32_t response_cap = 0; ///< 0: none below max_response_length
+  exit_rules rules;               ///< one forecast per entry of `prompts`; `rules.prompts` is empty
 };
 
+/// What `adafloor run` can run, each on the same prompts:
+/// vanilla   takes them in order; the group never changes;
+/// natural   sorts them by predicted tail, lays them out KV-safe for the floor (the published
+///           planner), and lets ranks leave as soon as they are done;
+/// planned   the same, with survivors fixed before the step and their groups kept resident;
+/// adaptive  chooses floor and exits by what they are worth over resampled futures, again and again
+///           while the step runs; residency is `ep.residency`.
+/// All but vanilla migrate as `ep.migrate` says.
+std::vector<std::string> run_arm_names();
+
+/// The options of an arm of the job, as planner and simulator take them. Errors: bad_input for an
+/// unknown arm or a cost model that cannot be read.
+result<plan_options> arm_options(const job& task, const std::string& arm);
+
+/// True if some arm of the job keeps groups resident.
+bool keeps_groups(const job& task);
+
 /// Plans one epoch of `arm`: the first steps * prompts_per_step prompts of the file, every arm the
-/// same set. vanilla takes them in order with a fixed group; natural sorts them by predicted tail,
-/// lays them out KV-safe and lets the group shrink to the floor. Errors: bad_input when the file
-/// has too few prompts, the history has none of the epochs that the job names, or the arm is
-/// unknown.
+/// same set. Errors: bad_input when the file has too few prompts, the history has none of the
+/// epochs that the job names, or the arm is unknown.
 result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::string& arm,
                                                 const std::vector<prompt>& prompts,
                                                 const length_history& history);

@@ -67,7 +67,11 @@ result<void> trainer::run_arm(const std::string& arm) {
   books_ = {};
   books_.arm = arm;
   books_.world_size = task_.world_size;
+  const auto options = arm_options(task_, arm);
+  if (!options) return tl::unexpected(options.error());
   books_.floor = arm == "vanilla" ? task_.world_size : task_.ep.floor;
+  books_.residency = options->residency;
+  books_.migrate = options->migrate;
   events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(now())}});
   const auto history_before = history_;
   for (const auto& model : task_.models) {
@@ -108,11 +112,13 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
   out.rollout = step_->rollout;
   out.exits = plan.exits;
   out.predicted_tail = plan.predicted_tail;
+  out.rules = plan.rules;
   const auto& how = task_.rollout;
   step_->cap = plan.response_cap > 0 ? std::min(plan.response_cap, how.max_response_length)
                                      : how.max_response_length;
-  for (const auto& p : plan.prompts)
+  for (std::uint32_t i = 0; i < plan.prompts.size(); ++i)
     for (std::uint32_t sample = 0; sample < task_.n; ++sample) {
+      const auto& p = plan.prompts[i];
       rollout_request r;
       r.id = request_id(out.requests.size());
       r.random_key = sample_key(how.seed, prompts_[p.prompt].id, sample);
@@ -121,6 +127,7 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
       r.how = {how.temperature, how.top_p, how.top_k};
       out.requests.push_back(std::move(r));
       out.homes.push_back(p.home);
+      out.rules.prompts.push_back(i);
       step_->keys.emplace_back(p.prompt, sample);
     }
   return out;
@@ -149,10 +156,10 @@ result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
   if (step_->failed)
     return fail(step_->failed->peer_lost ? error_code::peer_lost : error_code::internal,
                 step_->failed->text);
-  return close_step(plan);
+  return close_step();
 }
 
-result<void> trainer::close_step(const rollout_step& plan) {
+result<void> trainer::close_step() {
   const auto& done = *step_->done;
   if (auto r = responses_file_->sync(); !r) return r;
   if (sidecar_file_)
@@ -193,9 +200,7 @@ result<void> trainer::close_step(const rollout_step& plan) {
   books_.reward_sum += reward;
   books_.ledger.add(*ledger);
   for (const auto& [key, r] : step_->kept)
-    if (plan.response_cap > 0 && step_->cap < task_.rollout.max_response_length
-        && r.stop == finish_reason::length)
-      ++books_.truncated_by_guard;
+    books_.truncated_by_guard += r.stop == finish_reason::guard ? 1 : 0;
   books_.epochs.back().merge(step_->kept);
   step_.reset();
   constexpr double gap_max = 0.001;
@@ -219,7 +224,7 @@ void trainer::learn_lengths(const std::map<response_key, kept_response>& respons
     row.sample = static_cast<std::int32_t>(key.second);
     row.prompt_tokens = static_cast<std::int32_t>(prompts_[key.first].tokens.size());
     row.response_tokens = static_cast<std::int32_t>(r.tokens.size());
-    row.truncated = r.stop == finish_reason::length;
+    row.truncated = r.stop == finish_reason::length || r.stop == finish_reason::guard;
     history_.rows.push_back(row);
   }
 }

@@ -64,7 +64,7 @@ private:
   result<void> load_policy(const std::string& dir);
   result<void> run_step(const std::string& arm, const rollout_step& plan, std::uint32_t number);
   begin_rollout make_rollout(const rollout_step& plan);
-  result<void> close_step(const rollout_step& plan);
+  result<void> close_step();
   void learn_lengths(const std::map<response_key, kept_response>& responses);
   result<std::uint64_t> count_duplicates() const;
   double reward_of(const response_key& key, const kept_response& r) const;
@@ -80,6 +80,7 @@ private:
   void on(const work_result& m, const envelope& e);
   void on(const lease_record& m, const envelope& e);
   void on(const transition_record& m, const envelope& e);
+  void on(const request_moved& m, const envelope& e);
   void on(const weights_updated& m, const envelope& e);
   void on(const weights_refused& m, const envelope& e);
   void on(const stopped& m, const envelope& e);

@@ -72,16 +72,19 @@ void trainer::handle(const envelope& e) {
 void trainer::on(const response& m, const envelope&) {
   if (!step_ || m.rollout != step_->rollout || m.request.value >= step_->keys.size()) return;
   const auto key = step_->keys[m.request.value];
+  // The engine knows only the limit that it was given; here it is known who set it.
+  const bool capped = step_->cap < task_.rollout.max_response_length;
+  const auto stop = capped && m.stop == finish_reason::length ? finish_reason::guard : m.stop;
   if (step_->kept.count(key) == 0) {
     const json line{{"arm", books_.arm},     {"epoch", books_.epochs.size() - 1},
                     {"step", step_->number}, {"prompt_id", prompts_[key.first].id},
-                    {"sample", key.second},  {"stop", name_of(m.stop)},
+                    {"sample", key.second},  {"stop", name_of(stop)},
                     {"tokens", m.tokens},    {"logprobs", m.logprobs}};
     if (auto r = responses_file_->append(line.dump()); !r) {
       disk_error_ = r.error();
       return;
     }
-    step_->kept[key] = {m.tokens, m.logprobs, m.stop};
+    step_->kept[key] = {m.tokens, m.logprobs, stop};
     step_->tokens += m.tokens.size();
     tell_progress();
   }
@@ -149,6 +152,20 @@ void trainer::on(const lease_record& m, const envelope&) {
                          {"seconds", seconds_of(m.returned_at - m.granted_at)},
                          {"units", m.units_done},
                          {"revoke_seconds", revoke}});
+}
+
+void trainer::on(const request_moved& m, const envelope& e) {
+  if (!step_ || m.key.rollout != step_->rollout) return;
+  books_.moves.push_back(m);
+  events_.emit("move", {{"arm", books_.arm},
+                        {"step", step_->number},
+                        {"request", m.key.request.value},
+                        {"from", e.from.rank.value},
+                        {"to", m.to.value},
+                        {"outcome", name_of(m.outcome)},
+                        {"bytes", m.bytes},
+                        {"rounds", m.rounds},
+                        {"missed_steps", m.missed_steps}});
 }
 
 void trainer::on(const transition_record& m, const envelope&) {

@@ -1,6 +1,7 @@
 #include "apps/check.hpp"
 
 #include "actors/prompts.hpp"
+#include "actors/rollout_plan.hpp"
 #include "gpu/engine.hpp"
 #include "gpu/qwen3_weights.hpp"
 #include "planner/plan/history.hpp"
@@ -47,11 +48,13 @@ result<void> check_group_sizes(const job& task) {
 }
 
 result<void> check_arms(const job& task) {
-  if (task.arms.empty()) return bad_input("--arms: name at least one of vanilla, natural");
+  const auto known = run_arm_names();
+  const auto shown = fmt::format("{}", fmt::join(known, ", "));
+  if (task.arms.empty()) return bad_input(fmt::format("--arms: name at least one of {}", shown));
   for (std::size_t i = 0; i < task.arms.size(); ++i) {
     const auto& arm = task.arms[i];
-    if (arm != "vanilla" && arm != "natural")
-      return bad_input(fmt::format("--arms {}: unknown arm; there are vanilla and natural", arm));
+    if (std::find(known.begin(), known.end(), arm) == known.end())
+      return bad_input(fmt::format("--arms {}: unknown arm; there are {}", arm, shown));
     if (std::count(task.arms.begin(), task.arms.end(), arm) > 1)
       return bad_input(fmt::format("--arms: {} stands there twice; once is enough", arm));
   }
@@ -80,8 +83,11 @@ result<void> check_runtime(const job& task) {
   const auto& r = task.runtime;
   return first_failure({
       unless(task.device == "cpu", "--device {}: this build has cpu", task.device),
-      unless(task.ep.residency == "natural", "--residency {}: there is natural", task.ep.residency),
-      unless(task.ep.migrate == "off", "--migrate {}: there is off", task.ep.migrate),
+      unless(task.ep.residency == "natural" || task.ep.residency == "planned",
+             "--residency {}: there are natural, planned", task.ep.residency),
+      unless(task.ep.migrate == "off" || task.ep.migrate == "stragglers"
+                 || task.ep.migrate == "consolidate",
+             "--migrate {}: there are off, stragglers, consolidate", task.ep.migrate),
       unless(task.guard.ratio == 0 || task.guard.ratio >= 1,
              "--guard-ratio {}: at least 1, or 0 for fitted", task.guard.ratio),
       unless(task.guard.quantile > 0 && task.guard.quantile < 1,

@@ -1,4 +1,5 @@
 // What a run uses where neither the configuration nor the command line says anything.
+#include "apps/plan_inputs.hpp"
 #include "apps/settings.hpp"
 
 #include <fmt/format.h>
@@ -95,6 +96,11 @@ result<void> run_settings::fill_defaults() {
       return bad_input(fmt::format("--floor {}: must be a number of ranks, or auto", floor_));
   }
   if (ep.group_sizes.empty()) ep.group_sizes = halving_sizes(task_.world_size, ep.floor);
+  if (!cost_model_.empty() && cost_model_ != "none") {
+    const auto costs = load_cost_model(cost_model_);
+    if (!costs) return tl::unexpected(costs.error());
+    ep.cost_model = format_cost_model(*costs);
+  }
   task_.out_dir = task_.out_dir.empty() ? fresh_folder() : absolute(task_.out_dir);
   return {};
 }

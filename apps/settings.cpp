@@ -178,13 +178,23 @@ void run_settings::add_ep_keys() {
   table_.push_back(make("ep.floor", "--floor",
                         "smallest EP group that a step may shrink to; auto: smallest allowed",
                         floor_));
-  table_.push_back(
-      make("ep.arms", "--arms", "vanilla | natural, run one after the other", task_.arms));
-  table_.push_back(make("ep.residency", "--residency", "natural", ep.residency));
+  table_.push_back(make("ep.arms", "--arms",
+                        "vanilla | natural | planned | adaptive, run one after the other",
+                        task_.arms));
+  table_.push_back(make(
+      "ep.residency", "--residency",
+      "natural | planned: who stays in arm adaptive, those unfinished or the last", ep.residency));
   table_.push_back(make("ep.group_sizes", "--group-sizes",
                         "group sizes that a step may use; halving ones unless given",
                         ep.group_sizes));
-  table_.push_back(make("ep.migrate", "--migrate", "off", ep.migrate));
+  table_.push_back(make(
+      "ep.migrate", "--migrate",
+      "off | stragglers: what blocks a due exit moves | consolidate: pack the tail", ep.migrate));
+  table_.push_back(make("ep.stragglers_max", "--stragglers-max",
+                        "requests that one exit may move with stragglers", ep.stragglers_max));
+  table_.push_back(make("ep.cost_model", "--cost-model",
+                        "name or file that arm adaptive weighs exits with; none: all sizes alike",
+                        cost_model_));
   table_.push_back(
       make("guard.enabled", "--guard,!--no-guard", "cap responses per step", task_.guard.enabled));
   table_.push_back(make("guard.ratio", "--guard-ratio",

@@ -51,6 +51,7 @@ private:
 
   job task_;
   std::string floor_ = "2";
+  std::string cost_model_;
   bool floor_given_ = false;
   bool sidecar_given_ = false;
   std::string config_;

@@ -47,7 +47,7 @@ bool may_leave(const step_plan& plan, const plan_options& options, std::vector<i
   if (same && live > memory.refused_live - std::max(1, memory.refused_live / memory.patience))
     return false;
   int movable = 0;
-  if (options.policy == plan_policy::adaptive && migrates(options))
+  if (migrates(options))
     movable = options.migrate == migrate_kind::stragglers ? options.stragglers_max : live;
   std::sort(counts.begin(), counts.end());
   int needed = group;
@@ -150,6 +150,20 @@ std::optional<exit_choice> exit_to(int to, const step_plan& plan, const plan_opt
   return exit_choice{to, std::move(found->survivors), std::move(found->moves)};
 }
 
+// Policies that do not weigh: what blocks an exit that is due moves, or, to consolidate, whatever
+// packs into fewer ranks does; the deepest exit that works.
+std::optional<exit_choice> assisted_exit(const step_plan& plan, const plan_options& options,
+                                         const std::vector<predicted_prompt>& predicted,
+                                         const exit_view& view) {
+  std::optional<exit_choice> best;
+  for (const auto& exit : plan.exits) {
+    if (exit.to >= static_cast<int>(view.members.size()) || (best && exit.to >= best->to)) continue;
+    if (options.migrate == migrate_kind::stragglers && view.step < exit.at) continue;
+    if (auto choice = exit_to(exit.to, plan, options, predicted, view)) best = std::move(choice);
+  }
+  return best;
+}
+
 // Largest resident tokens of a rank after the moves.
 double widest_after(const exit_view& view, const std::vector<request_move>& moves) {
   std::map<std::uint64_t, rank_id> target;
@@ -245,9 +259,12 @@ std::optional<exit_choice> decide_exit(const step_plan& plan, const plan_options
                                        const std::vector<predicted_prompt>& predicted,
                                        const exit_view& view, exit_memory& memory) {
   if (plan.exits.empty() || view.live.empty()) return std::nullopt;
-  if (options.policy != plan_policy::adaptive)
+  if (options.policy != plan_policy::adaptive) {
+    if (migrates(options))
+      if (auto choice = assisted_exit(plan, options, predicted, view)) return choice;
     return options.residency == residency_kind::planned ? planned_exit_now(plan, view)
                                                         : natural_exit(plan, view);
+  }
   std::vector<int> counts(view.members.size());
   for (const auto& r : view.live) {
     auto place = std::lower_bound(view.members.begin(), view.members.end(), r.rank);

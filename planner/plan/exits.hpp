@@ -52,9 +52,9 @@ bool may_exit(const step_plan& plan, const plan_options& options, const std::vec
 
 /// The exit to take now, or nothing. Deterministic; uses only what a runtime knows. Policies
 /// without exits never leave; natural residency leaves as soon as the unfinished ranks fit the next
-/// planned size; planned residency when its donors are done; migration moves what blocks (up to
-/// `stragglers_max` requests, or any number with consolidate). `adaptive` leaves only if the exit
-/// is expected to pay over the resampled futures.
+/// planned size; planned residency when its donors are done. Migration moves what blocks an exit
+/// whose time has come (up to `stragglers_max` requests), or, with consolidate, whatever packs into
+/// fewer ranks. `adaptive` leaves only if the exit is expected to pay over the resampled futures.
 std::optional<exit_choice> decide_exit(const step_plan& plan, const plan_options& options,
                                        const std::vector<predicted_prompt>& predicted,
                                        const exit_view& view, exit_memory& memory);

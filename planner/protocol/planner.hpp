@@ -1,9 +1,11 @@
 #pragma once
 // The planner: drives a rollout from admission to the full world being back, and weight updates.
+#include "planner/plan/exits.hpp"
 #include "planner/plan/roles.hpp"
 #include "planner/protocol/machine.hpp"
 #include "planner/protocol/transition.hpp"
 
+#include <deque>
 #include <optional>
 #include <set>
 #include <string>
@@ -29,6 +31,9 @@ struct planner_config {
   std::uint32_t part_requests_max = 64;  ///< requests in one admit_requests
   std::uint32_t part_window = 4;         ///< unacknowledged parts per rank
   std::uint32_t requests_max = 1u << 16; ///< of a rollout
+  /// What exits are weighed with: costs, the limits of a rank, lambda, seed. World, experts and
+  /// what is each rollout's own (policy, residency, migration, pool, cap) are filled in.
+  plan_options weighing;
 };
 
 /// Local addresses used: recorder (takes `response`, answers `response_kept`), broker, trainer.
@@ -52,6 +57,9 @@ struct planner_machine {
     rank_id home;
     response_state state = response_state::missing;
     std::uint32_t moves_failed = 0; ///< orders to move it that ended elsewise
+    std::size_t index = 0;          ///< in `decision_part::requests`
+    bool waits = false;             ///< for one of the rank's places
+    std::uint64_t started_at = 0;   ///< decode step
   };
   /// An order to move a request that its rank has not answered yet.
   struct open_move {
@@ -70,11 +78,22 @@ struct planner_machine {
     std::size_t parts_admitted = 0;
     bool started = false;
     bool reported = false;
-    std::uint32_t requests = 0; ///< whose home it is; changes when one moves
-    std::uint32_t received = 0; ///< responses, durable or being stored
-    rank_progress progress;     ///< the newest by step
-    time_point sent_at;         ///< of start_rollout or end_rollout
-    bool finished() const;      ///< nothing left to generate
+    std::uint32_t requests = 0;     ///< whose home it is; changes when one moves
+    std::uint32_t received = 0;     ///< responses, durable or being stored
+    std::deque<request_id> waiting; ///< for one of its `max_num_seqs` places, in order
+    rank_progress progress;         ///< the newest by step
+    time_point sent_at;             ///< of start_rollout or end_rollout
+    bool finished() const;          ///< nothing left to generate
+  };
+  /// What exits are decided from (planner/plan/exits.hpp).
+  struct decision_part {
+    step_plan plan; ///< exits (sizes given up are taken out), prompts, pool, cap; the rest is empty
+    plan_options options;
+    std::vector<predicted_prompt> predicted;
+    std::vector<request_id> requests; ///< by index
+    std::vector<std::size_t> prompts; ///< by index of request: its index in `predicted`
+    exit_memory memory;
+    std::optional<exit_choice> chosen; ///< its moves are under way
   };
   struct rollout_part {
     rollout_id id;
@@ -82,7 +101,7 @@ struct planner_machine {
     std::map<rank_id, rank_part> ranks;
     std::map<request_id, open_move> moves;
     std::size_t kept = 0;
-    std::vector<planned_exit> exits; ///< sizes given up are taken out
+    decision_part decision;
     std::uint32_t predicted_tail = 0;
     microseconds began_at{0};
     microseconds ended_at{0};

@@ -45,16 +45,8 @@ void begin_restoration(planner_machine& m, time_point now, effects& out) {
 }
 
 void contract_if_due(planner_machine& m, time_point now, effects& out) {
-  auto& r = *m.rollout;
-  std::vector<rank_id> unfinished;
-  for (auto rank : m.members)
-    if (!r.ranks[rank].finished() || moving(m, rank)) unfinished.push_back(rank);
-  if (unfinished.empty()) return;
-  const auto size =
-      next_group(r.exits, static_cast<int>(m.members.size()), static_cast<int>(unfinished.size()));
-  if (!size) return;
-  const auto survivors = survivors_for(unfinished, m.members, *size);
-  assert(survivors); // next_group returns only sizes that the unfinished ranks fit
+  const auto survivors = due_group(m, now, out);
+  if (!survivors) return;
   begin(
       m.transition, m.who,
       plan_towards(m, transition_kind::contract, *survivors, contract_owners(m.owners, *survivors)),
@@ -62,7 +54,7 @@ void contract_if_due(planner_machine& m, time_point now, effects& out) {
 }
 
 void give_up_size(planner_machine& m) {
-  auto& exits = m.rollout->exits;
+  auto& exits = m.rollout->decision.plan.exits;
   const auto size = static_cast<int>(m.transition.plan.members.size());
   exits.erase(std::remove_if(exits.begin(), exits.end(),
                              [&](const planned_exit& x) { return x.to == size; }),
@@ -72,6 +64,7 @@ void give_up_size(planner_machine& m) {
 void after_abort(planner_machine& m, time_point now, effects& out) {
   auto& r = *m.rollout;
   ++r.aborted_transitions;
+  r.decision.memory.refused_group = 0; // The exit was taken, as far as the decision knows.
   const bool last_try = ++r.attempts >= m.config.attempts_max;
   if (m.now_in == phase::restoring) {
     if (last_try)

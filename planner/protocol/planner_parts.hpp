@@ -32,6 +32,17 @@ void hear_report(planner_machine&, const envelope&, const rollout_report&, time_
 void close_books(planner_machine&, time_point now, effects&);
 void tick_rollout(planner_machine&, time_point now, effects&);
 
+// planner_exits.cpp
+/// Why the rules cannot be obeyed, or empty.
+std::string objection_to_rules(const begin_rollout&);
+/// Sets up what exits are decided from; the requests of the rollout are there already.
+void take_rules(planner_machine&, const begin_rollout&);
+/// A request of `rank` ended at `step`: the next that waits there starts.
+void start_next(planner_machine&, rank_id, std::uint64_t step);
+/// The members of the smaller group to form now, or nothing. May order requests to move first; then
+/// it is to be asked again when no move is open any more.
+std::optional<std::vector<rank_id>> due_group(planner_machine&, time_point now, effects&);
+
 // planner_group.cpp
 /// Does what is due next while responses come in: contract the group, or, when every response is
 /// durable, bring the full world back.

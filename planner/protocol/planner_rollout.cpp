@@ -34,6 +34,7 @@ std::string objection_to(const planner_machine& m, const begin_rollout& order) {
     if (exit.to < 1 || exit.to >= m.config.world_size)
       return "exit to " + std::to_string(exit.to) + " ranks; allowed: 1.."
              + std::to_string(m.config.world_size - 1);
+  if (auto text = objection_to_rules(order); !text.empty()) return text;
   std::set<request_id> ids;
   for (const auto& request : order.requests)
     if (!ids.insert(request.id).second)
@@ -59,9 +60,12 @@ void cut_into_parts(const planner_machine& m, rollout_part& r, const begin_rollo
   for (std::size_t i = 0; i < order.requests.size(); ++i) {
     const auto home = order.homes[i];
     auto& part = r.ranks[home];
+    auto& request = r.requests[order.requests[i].id];
+    request.home = home;
+    request.waits = part.requests >= static_cast<std::uint32_t>(m.config.weighing.max_num_seqs);
+    if (request.waits) part.waiting.push_back(order.requests[i].id);
     if (part.requests++ % m.config.part_requests_max == 0) part.parts.emplace_back();
     part.parts.back().body.requests.push_back(order.requests[i]);
-    r.requests[order.requests[i].id].home = home;
   }
   for (auto& [rank, part] : r.ranks) {
     if (part.parts.empty()) part.parts.emplace_back();
@@ -125,9 +129,8 @@ void begin_admission(planner_machine& m, const begin_rollout& order, time_point 
   auto& r = *m.rollout;
   r.id = order.rollout;
   r.predicted_tail = order.predicted_tail;
-  for (const auto& exit : order.exits)
-    r.exits.push_back({static_cast<double>(exit.at), static_cast<int>(exit.to)});
   cut_into_parts(m, r, order);
+  take_rules(m, order);
   enter(m, phase::admitting, now);
   for (auto& [rank, part] : r.ranks)
     send_parts(m, rank, part, now, out);
@@ -178,6 +181,7 @@ void hear_response(planner_machine& m, rank_id rank, const response& done, time_
   request.state = response_state::storing;
   ++r.ranks[rank].received;
   r.last_step = std::max(r.last_step, done.at_step);
+  start_next(m, rank, done.at_step);
   post(m.who, local(m, role_kind::recorder), done, out);
   advance(m, now, out);
 }
