@@ -20,7 +20,7 @@ std::vector<int> unfinished_counts(const planner_machine& m) {
     const auto& rank = m.rollout->ranks.at(member);
     int count = rank.finished() ? 0 : static_cast<int>(rank.requests - rank.received);
     for (const auto& [id, move] : m.rollout->moves)
-      count += move.to == member ? 1 : 0;
+      count += move.from == member || move.to == member ? 1 : 0;
     counts.push_back(count);
   }
   return counts;
@@ -36,12 +36,13 @@ exit_view view_of(const planner_machine& m) {
   view.step = static_cast<double>(r.last_step);
   for (const auto& id : d.requests) {
     const auto& request = r.requests.at(id);
-    if (request.state != planner_machine::response_state::missing
-        || r.ranks.at(request.home).finished())
-      continue;
+    const auto move = r.moves.find(id);
+    const bool over = request.state != planner_machine::response_state::missing
+                      || r.ranks.at(request.home).finished();
+    if (over && move == r.moves.end()) continue;
     exit_request live;
     live.request = request.index;
-    live.rank = request.home;
+    live.rank = move == r.moves.end() ? request.home : move->second.from;
     if (!request.waits)
       live.tokens = static_cast<double>(r.last_step - std::min(r.last_step, request.started_at));
     if (!d.prompts.empty()) {
@@ -50,8 +51,7 @@ exit_view view_of(const planner_machine& m) {
         live.held_prompt = d.predicted[live.prompt].prompt_tokens;
     }
     view.live.push_back(live);
-    const auto move = r.moves.find(id);
-    if (move == r.moves.end() || move->second.to == live.rank) continue;
+    if (move == r.moves.end()) continue;
     live.rank = move->second.to;
     view.live.push_back(live);
   }
@@ -107,7 +107,9 @@ void take_rules(planner_machine& m, const begin_rollout& order) {
   const auto& rules = order.rules;
   for (const auto& exit : order.exits)
     d.plan.exits.push_back({static_cast<double>(exit.at), static_cast<int>(exit.to)});
-  d.plan.capacity_tokens = static_cast<std::int64_t>(rules.capacity_tokens);
+  d.plan.capacity_tokens = rules.capacity_tokens > 0
+                               ? static_cast<std::int64_t>(rules.capacity_tokens)
+                               : capacity_at({}, 1); // no limit
   d.plan.guard_cap = static_cast<std::int32_t>(rules.response_cap);
   d.options = m.config.weighing;
   d.options.policy = rules.adaptive ? plan_policy::adaptive : plan_policy::paper;
