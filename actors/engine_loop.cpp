@@ -8,6 +8,7 @@ namespace adafloor {
 namespace {
 
 constexpr auto progress_every = std::chrono::milliseconds(250); ///< while no step runs
+constexpr auto news_wait = std::chrono::milliseconds(2);        ///< while time is held
 
 time_point now() {
   return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
@@ -142,8 +143,15 @@ void engine_loop::on(const engine_start& m) {
   rollout_steps_ = 0;
   finished_ = 0;
   generated_ = 0;
+  unkept_ = 0;
   live_told_ = engine_->live_requests();
   stepping_ = true;
+  if (auto r = engine_->start_rollout(group_.get()); !r) return give_up(r.error());
+  wait_until(engine_->now());
+}
+
+void engine_loop::on(const response_kept& m) {
+  if (m.rollout == rollout_ && unkept_ > 0) --unkept_;
 }
 
 void engine_loop::on(const engine_prepare& m) {
@@ -259,23 +267,50 @@ void engine_loop::on(const update_weights& m) {
 
 void engine_loop::do_step() {
   const auto live = engine_->live_requests();
-  set_state(live > 0 ? rank_state::busy : rank_state::dummy, now());
+  const auto work = live > 0 ? rank_state::busy : rank_state::dummy;
+  const auto began = engine_->now();
+  set_state(work, began);
   const auto ready = next_ && next_->committed ? next_->epoch : epoch_;
   const std::uint64_t kv_tokens = std::uint64_t{engine_->kv().used} * kv_page_tokens;
   const step_header mine{epoch_, step_, ready, live, finished_, kv_tokens};
-  const auto began = now();
-  auto out = engine_->step(group_.get(), mine);
+  auto out = engine_->step(group_.get(), mine, holds_time());
   if (!out) return give_up(out.error());
-  record_step(out->headers, static_cast<double>((now() - began).count()) / 1e6);
+  if (out->paused_until > began) {
+    set_state(rank_state::transition, began);
+    set_state(work, out->paused_until);
+  }
+  wait_until(engine_->now());
+  record_step(*out, std::max(began, out->paused_until));
   ++step_;
-  ++rollout_steps_;
+  rollout_steps_ += out->decode_steps;
   report_step(*out);
   decide(out->headers);
+  if (stepping_ && out->decode_steps == 0) wait_for_news();
+}
+
+/// The planner may be about to change the group: it has not taken note of all responses yet, or a
+/// transition is being prepared. On an emulated device that takes no time, since the clock would
+/// show it enlarged by the time scale.
+bool engine_loop::holds_time() const {
+  return unkept_ > 0 || next_;
+}
+
+/// Sleeps while the device's clock is ahead of the machine's.
+void engine_loop::wait_until(time_point t) {
+  if (t <= now()) return;
+  std::unique_lock lock(mutex_);
+  wake_.wait_until(lock, t, [&] { return stopping_; });
+}
+
+void engine_loop::wait_for_news() {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, news_wait, [&] { return stopping_ || !queue_.empty(); });
 }
 
 void engine_loop::report_step(const step_output& out) {
   generated_ += out.tokens.size();
   finished_ += static_cast<std::uint32_t>(out.finished.size());
+  unkept_ += static_cast<std::uint32_t>(out.finished.size());
   for (const auto& f : out.finished)
     tell(response{rollout_, f.id, f.tokens, f.logprobs, reason_of(f.stop), rollout_steps_});
   if (out.live_requests != live_told_ || rollout_steps_ == 1) {
@@ -284,10 +319,11 @@ void engine_loop::report_step(const step_output& out) {
   }
 }
 
-void engine_loop::record_step(const std::vector<step_header>& headers, double seconds) const {
-  if (!around_.step_done || group_->self_index() != 0) return;
-  step_record r{rollout_steps_, headers.size(), 0, 0, seconds};
-  for (const auto& h : headers) {
+void engine_loop::record_step(const step_output& out, time_point began) const {
+  if (!around_.step_done || group_->self_index() != 0 || out.decode_steps == 0) return;
+  const auto seconds = std::chrono::duration<double>(engine_->now() - began).count();
+  step_record r{rollout_steps_, out.headers.size(), 0, 0, seconds / out.decode_steps};
+  for (const auto& h : out.headers) {
     r.active += h.live_requests > 0 ? 1 : 0;
     r.max_kv_tokens = std::max(r.max_kv_tokens, h.kv_tokens);
   }
@@ -304,14 +340,16 @@ void engine_loop::decide(const std::vector<step_header>& headers) {
                                  [](const auto& h) { return h.live_requests == 0; });
   if (quiet) {
     stepping_ = false;
-    set_state(rank_state::idle, now());
+    set_state(rank_state::idle, engine_->now());
+    if (around_.behind) around_.behind(now() - engine_->now());
   }
   if (all_ready || (quiet && next_ && next_->committed)) do_switch();
 }
 
 void engine_loop::do_switch() {
-  const auto began = now();
+  const auto began = engine_->now();
   const auto next = std::move(*next_);
+  const auto from = group_ ? group_->members().size() : 0;
   next_.reset();
   if (auto r = engine_->switch_map(next.epoch, next.owners, next.members); !r)
     return give_up(r.error());
@@ -323,13 +361,28 @@ void engine_loop::do_switch() {
   }
   epoch_ = next.epoch;
   step_ = 0;
-  if (stepping_) set_state(rank_state::transition, began);
-  const auto ended = now();
-  if (!group_) {
+  if (auto r = pass_change(from, next, began); !r) return give_up(r.error());
+  tell(switched{epoch_, rollout_steps_, engine_->now() - began});
+}
+
+/// The pause of the change on the device's clock, and what the rank's time counts as from then on.
+result<void> engine_loop::pass_change(std::size_t from, const group_to_be& next, time_point began) {
+  if (stepping_) {
+    engine_->pass_exit(from, next.members.size());
+    set_state(rank_state::transition, began);
+    wait_until(engine_->now());
+    if (group_) return {};
     stepping_ = false;
-    set_state(rank_state::idle, ended);
+    set_state(around_.outside, engine_->now());
+  } else if (next.members.size() == options_.world_size) {
+    auto restored = engine_->pass_restore(group_.get());
+    if (!restored) return tl::unexpected(restored.error());
+    wait_until(*restored);
+    state_ = rank_state::transition; // The rank's machine counts it so.
+    set_state(rank_state::idle, *restored);
+    wait_until(engine_->now());
   }
-  tell(switched{epoch_, rollout_steps_, ended - began});
+  return {};
 }
 
 void engine_loop::set_state(rank_state state, time_point at) {
@@ -340,7 +393,7 @@ void engine_loop::set_state(rank_state state, time_point at) {
 
 void engine_loop::give_up(const error& why) {
   stepping_ = false;
-  set_state(rank_state::idle, now());
+  set_state(rank_state::idle, engine_->now());
   const bool lost = why.code == error_code::peer_lost || why.code == error_code::timed_out;
   tell(engine_failed{options_.self, lost, why.text});
 }

@@ -20,7 +20,7 @@ struct step_record {
   std::size_t group_size = 0;      ///< ranks
   std::size_t active = 0;          ///< ranks with live requests
   std::uint64_t max_kv_tokens = 0; ///< of the fullest rank
-  double seconds = 0;              ///< wall time on this rank
+  double seconds = 0;              ///< on this rank, by its device's clock
 };
 
 /// What the loop needs from the process around it.
@@ -35,6 +35,11 @@ struct engine_surroundings {
   std::function<void(weights_id)> weights_changed;
   /// Called on the loop's thread after a step, on the first member of the group only.
   std::function<void(const step_record&)> step_done;
+  /// Called on the loop's thread when decoding is over: how far the device's clock is behind the
+  /// machine's. More than a moment means that this machine cannot keep up with an emulation.
+  std::function<void(microseconds)> behind;
+  /// What a rank's time counts as while it is outside of the group.
+  rank_state outside = rank_state::idle;
 };
 
 class engine_loop {
@@ -82,16 +87,21 @@ private:
   void on(const engine_commit& m);
   void on(const engine_settle& m);
   void on(const update_weights& m);
+  void on(const response_kept& m);
   template <class M>
   void on(const M&) {} // Other bodies of the catalog are not for the engine.
 
   void pull(std::uint32_t expert, rank_id from);
   void report_prepared();
   void do_step();
+  bool holds_time() const;
+  void wait_until(time_point t);
+  void wait_for_news();
   void report_step(const step_output& out);
-  void record_step(const std::vector<step_header>& headers, double seconds) const;
+  void record_step(const step_output& out, time_point began) const;
   void decide(const std::vector<step_header>& headers);
   void do_switch();
+  result<void> pass_change(std::size_t from, const group_to_be& next, time_point began);
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
   template <class M>
@@ -113,10 +123,11 @@ private:
   rollout_id rollout_;
   bool stepping_ = false;
   std::uint64_t step_ = 0;          ///< within the epoch; equal on all members
-  std::uint64_t rollout_steps_ = 0; ///< steps of this rank in the rollout
+  std::uint64_t rollout_steps_ = 0; ///< decode steps of this rank in the rollout
   std::uint32_t finished_ = 0;
   std::uint64_t generated_ = 0;
   std::uint32_t live_told_ = 0;
+  std::uint32_t unkept_ = 0; ///< responses that are told and not yet known to be kept
   rank_state state_ = rank_state::idle;
 
   std::thread thread_; // Last: started when everything above exists.

@@ -1,6 +1,7 @@
 #include "gpu/engine.hpp"
 
 #include "gpu/digest.hpp"
+#include "gpu/emulated.hpp"
 #include "gpu/engine_state.hpp"
 
 #include <algorithm>
@@ -26,20 +27,16 @@ struct loaded_weights {
   std::map<std::string, std::uint64_t> digests;
 };
 
-result<loaded_weights> read_weights(const std::string& dir, const model_config& config,
+result<loaded_weights> read_weights(const device& reader, const std::string& dir,
+                                    const model_config& config,
                                     const std::vector<std::uint32_t>& experts) {
-  auto source = checkpoint::open(dir);
-  if (!source) return tl::unexpected(source.error());
-  if (auto ok = verify_checkpoint(*source, config); !ok) return tl::unexpected(ok.error());
   loaded_weights loaded;
-  auto dense = read_dense_weights(*source, config, &loaded.digests);
+  auto dense = reader.read_dense(dir, config, &loaded.digests);
   if (!dense) return tl::unexpected(dense.error());
   loaded.dense = std::move(*dense);
-  for (auto expert : experts) {
-    auto weights = read_expert(*source, config, expert, &loaded.digests);
-    if (!weights) return tl::unexpected(weights.error());
-    loaded.experts.emplace(expert, std::move(*weights));
-  }
+  auto read = reader.read_experts(dir, config, experts, &loaded.digests);
+  if (!read) return tl::unexpected(read.error());
+  loaded.experts = std::move(*read);
   return loaded;
 }
 
@@ -70,34 +67,32 @@ void engine::state::serve_owned() {
 
 result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engine_options options) {
   if (auto ok = check_options(options); !ok) return tl::unexpected(ok.error());
-  auto config = read_model_config(model_dir);
+  auto s = std::make_unique<state>();
+  s->device = options.emulated ? make_emulated_device(options.emulated) : make_cpu_device();
+  auto config = s->device->read_config(model_dir);
   if (!config) return tl::unexpected(config.error());
   auto home = home_expert_map(config->num_experts, options.world_size);
   if (!home) return bad_input(model_dir + ": " + home.error().text);
-  auto s = std::make_unique<state>();
   s->owners = options.owners.owner_of.empty() ? *home : options.owners;
   if (s->owners.owner_of.size() != config->num_experts)
     return bad_input(model_dir + ": expert map has " + std::to_string(s->owners.owner_of.size())
                      + " experts, num_experts is " + std::to_string(config->num_experts));
-  auto loaded = read_weights(model_dir, *config, experts_of(s->owners, options.self));
+  auto loaded = read_weights(*s->device, model_dir, *config, experts_of(s->owners, options.self));
   if (!loaded) return tl::unexpected(loaded.error());
   s->dir = model_dir;
   s->config = *config;
   s->version = options.weights_version;
   s->fingerprint = fingerprint_of(*config);
   s->options = std::move(options);
-  s->weights = std::move(loaded->dense);
+  if (s->options.emulated) s->options.prefill_budget = std::numeric_limits<std::uint32_t>::max();
   s->digests = std::move(loaded->digests);
   s->experts = std::make_unique<expert_store>(s->config, s->fingerprint, s->version,
                                               s->options.expert_slots);
   if (auto ok = s->experts->replace(std::move(loaded->experts), s->version); !ok)
     return tl::unexpected(ok.error());
   s->serve_owned();
-  kv_layout layout{s->config.num_hidden_layers, s->config.num_key_value_heads, s->config.head_dim};
+  const auto layout = s->device->pages(s->config);
   s->pool = std::make_unique<kv_pool>(layout, s->options.kv_pages);
-  s->forward = std::make_unique<qwen3_forward>(s->config, s->weights);
-  s->exchange = std::make_unique<expert_parallel>(s->config);
-  s->chooser = std::make_unique<sampler>(s->config.vocab_size);
   s->facts = {s->config.num_hidden_layers,
               s->config.hidden_size,
               s->config.vocab_size,
@@ -106,8 +101,9 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
               s->config.max_position_embeddings,
               layout.page_floats() * sizeof(float),
               s->config.moe() ? s->experts->layout().floats() * sizeof(float) : 0,
-              s->weights.bytes(),
+              loaded->dense.bytes(),
               s->config.eos_tokens};
+  s->device->use(s->config, std::move(loaded->dense));
   return std::unique_ptr<engine>(new engine(std::move(s)));
 }
 
@@ -164,14 +160,12 @@ result<void> engine::reload_experts(const std::vector<std::uint32_t>& experts) {
     std::lock_guard lock(s.digest_mutex);
     dir = s.dir;
   }
-  auto source = checkpoint::open(dir);
-  if (!source) return tl::unexpected(source.error());
   for (auto expert : experts) {
     if (expert >= s.config.num_experts)
       return bad_input("expert " + std::to_string(expert) + ": the model has "
                        + std::to_string(s.config.num_experts));
     std::map<std::string, std::uint64_t> digests;
-    auto weights = read_expert(*source, s.config, expert, &digests);
+    auto weights = s.device->read_experts(dir, s.config, {expert}, &digests);
     if (!weights) return tl::unexpected(weights.error());
     {
       std::lock_guard lock(s.digest_mutex);
@@ -182,7 +176,7 @@ result<void> engine::reload_experts(const std::vector<std::uint32_t>& experts) {
                            + " has changed since the model was loaded; load it as a new version");
       }
     }
-    if (auto ok = s.experts->put(expert, std::move(*weights)); !ok) return ok;
+    if (auto ok = s.experts->put(expert, weights->at(expert)); !ok) return ok;
   }
   return {};
 }
@@ -229,19 +223,19 @@ result<void> engine::update_weights(const std::string& model_dir, weights_id ver
   if (version <= s.version)
     return bad_input("weights update: version is " + std::to_string(version.value)
                      + ", allowed is more than the present " + std::to_string(s.version.value));
-  auto config = read_model_config(model_dir);
+  auto config = s.device->read_config(model_dir);
   if (!config) return tl::unexpected(config.error());
   if (!config->same_architecture(s.config))
     return bad_input(model_dir + "/config.json: is another architecture than " + s.dir
                      + "; a running engine takes new weights of the same shape only");
-  auto loaded = read_weights(model_dir, *config, experts_of(s.owners, s.options.self));
+  auto loaded = read_weights(*s.device, model_dir, *config, experts_of(s.owners, s.options.self));
   if (!loaded) return tl::unexpected(loaded.error());
   for (const auto& [name, digest] : expected)
     if (auto i = loaded->digests.find(name); i != loaded->digests.end() && i->second != digest)
       return bad_input(model_dir + ": tensor " + name
                        + " has another digest than expected; copy the weights again");
   if (auto ok = s.experts->replace(std::move(loaded->experts), version); !ok) return ok;
-  s.weights = std::move(loaded->dense);
+  s.device->use(s.config, std::move(loaded->dense));
   {
     std::lock_guard lock(s.digest_mutex);
     s.digests = std::move(loaded->digests);

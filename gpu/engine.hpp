@@ -36,6 +36,8 @@ struct model_facts {
   std::vector<token_id> eos_tokens;    ///< ascending
 };
 
+struct emulation; // gpu/emulated.hpp
+
 struct engine_options {
   rank_id self;
   std::uint32_t world_size = 1; ///< gives the home map; must divide the experts of an MoE model
@@ -50,6 +52,8 @@ struct engine_options {
   std::uint32_t reserved_response_tokens = 0;
   /// Bound on resident experts (each counts once, with all its layers); 0: no bound.
   std::uint32_t expert_slots = 0;
+  /// Null: the engine computes. Else it is emulated, and the folder that it loads is only a name.
+  std::shared_ptr<const emulation> emulated;
 };
 
 /// Temperature 0 is greedy: the highest logit, the lowest id among equals.
@@ -113,7 +117,9 @@ struct engine_counters {
   std::uint64_t rows = 0;        ///< positions computed for own requests
   std::uint64_t expert_rows = 0; ///< (row, expert) pairs computed here, for anybody
   std::uint64_t preemptions = 0;
-  std::uint64_t shared_pages = 0; ///< prompt pages taken over from another request
+  std::uint64_t recomputed_tokens = 0; ///< admitted again after a preemption
+  std::uint64_t received_tokens = 0;   ///< of requests that came from other ranks
+  std::uint64_t shared_pages = 0;      ///< prompt pages taken over from another request
 };
 
 struct step_output {
@@ -124,8 +130,13 @@ struct step_output {
   std::uint32_t live_requests = 0; ///< after the step: waiting and running
   std::uint32_t rows = 0;          ///< own positions computed in this step
   std::uint32_t expert_rows = 0;   ///< (row, expert) pairs computed in this step
-  microseconds compute{0};         ///< wall time outside the communicator
-  microseconds exchange{0};        ///< wall time inside the communicator
+  /// Decode steps that this one covers, the same on all members: 1, except on an emulated device.
+  std::uint32_t decode_steps = 1;
+  /// The step began with a pause of the group that lasted until here on the device's clock; earlier
+  /// than the step's begin: there was none.
+  time_point paused_until;
+  microseconds compute{0};  ///< wall time outside the communicator
+  microseconds exchange{0}; ///< wall time inside the communicator
 };
 
 struct kv_usage {
@@ -183,7 +194,24 @@ public:
   /// A failed step (communicator's errors; `internal` for a member that breaks the protocol)
   /// changes nothing: another step, with any communicator, computes the same again. Only after
   /// `internal` for logits that are not finite (damaged weights) is the engine of no more use.
-  result<step_output> step(communicator* group, const step_header& mine);
+  /// `hold`: no time may pass in this step, because the group waits for a decision; an emulated
+  /// device then covers 0 decode steps, one that computes pays no heed.
+  result<step_output> step(communicator* group, const step_header& mine, bool hold = false);
+
+  // --- time -------------------------------------------------------------------------------------
+  // On a device that computes everything takes the time that it takes, and these do nothing.
+
+  /// The device's clock. That of an emulated device may be ahead of the machine's: wait until then
+  /// before the next call that passes time. Read only by the engine's thread.
+  time_point now() const;
+  /// All members call it before the first step of a rollout; its fixed time passes. Errors: the
+  /// communicator's.
+  result<void> start_rollout(communicator* group);
+  /// The group contracts: the pause of the exit passes.
+  void pass_exit(std::size_t from, std::size_t to);
+  /// The full world is back, `group` its communicator: members agree on the time, and the pause of
+  /// a restoration passes, until the returned time; until now() it is idle. Errors: as above.
+  result<time_point> pass_restore(communicator* group);
 
   // --- KV pool ----------------------------------------------------------------------------------
 

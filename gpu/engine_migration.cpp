@@ -247,6 +247,7 @@ result<void> engine::finish_import(bytes_view remainder) {
       if (s.pool->promise(1)) ++r.promised;
     }
   s.imports.erase(import);
+  s.counters.received_tokens += r.computed;
   s.note_stop(r);
   r.state = request_progress::running;
   s.requests.push_back(std::move(r));

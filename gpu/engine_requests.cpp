@@ -72,6 +72,8 @@ result<void> engine::state::check(const request_spec& spec) const {
     return bad_input(label(id) + ": has " + std::to_string(spec.resumed.size())
                      + " resumed tokens and " + std::to_string(spec.resumed_logprobs.size())
                      + " log-probabilities, allowed are equal numbers");
+  if (spec.keep_logits && options.emulated)
+    return bad_input(label(id) + ": keeps its logits, but an emulated device has none");
   auto response = spec.forced.empty() ? std::uint64_t{spec.max_tokens} : spec.forced.size();
   if (response == 0 || spec.resumed.size() > response)
     return bad_input(label(id) + ": max_tokens is " + std::to_string(response)

@@ -2,6 +2,7 @@
 #include "gpu/engine_state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace adafloor {
 
@@ -40,6 +41,7 @@ void engine::state::admit() {
     if (!pool->promise(pages_for(positions))) return;
     r.promised = pages_for(positions);
     r.state = request_progress::running;
+    if (std::exchange(r.preempted, false)) counters.recomputed_tokens += r.tokens.size();
     running.push_back(&r);
     waiting.pop_front();
   }
@@ -71,6 +73,7 @@ bool engine::state::adopt_shared_pages(live_request& r, const std::set<page_key>
 void engine::state::preempt(live_request& r) {
   free_pages(r);
   r.computed = 0;
+  r.preempted = true;
   r.state = request_progress::waiting;
   running.remove(&r);
   waiting.push_front(&r);
@@ -116,6 +119,27 @@ std::vector<engine::state::chunk> engine::state::plan_step() {
     chunks.push_back({&r, rows});
   }
   return chunks;
+}
+
+step_outlook engine::state::outlook() const {
+  step_outlook ahead;
+  ahead.recomputed_tokens = counters.recomputed_tokens;
+  ahead.received_tokens = counters.received_tokens;
+  auto until_full = ahead.steps; ///< until some request has filled the pages that are its own
+  for (const auto* r : running) {
+    ++ahead.running;
+    ahead.kv_tokens += r->response_tokens();
+    ahead.kv_prompt_tokens += r->prompt_tokens;
+    auto last = r->forced ? r->tokens.size() - r->prompt_tokens : r->spec.max_tokens;
+    ahead.steps = std::min(ahead.steps, static_cast<std::uint32_t>(last) - r->response_tokens());
+    auto own = (r->pages.size() + r->promised) * kv_page_tokens;
+    auto left = own > r->tokens.size() ? own - r->tokens.size() : 0;
+    until_full = std::min(until_full, static_cast<std::uint32_t>(left));
+  }
+  // Then each may need a free page at once, which lasts for kv_page_tokens steps.
+  if (ahead.running > 0) until_full += pool->usage().available() / ahead.running * kv_page_tokens;
+  ahead.steps = std::max(std::min(ahead.steps, until_full), 1U);
+  return ahead;
 }
 
 /// Prompt pages that became full since `before` positions were computed.

@@ -1,10 +1,7 @@
 #pragma once
 // The inside of `engine`, shared by its source files only.
+#include "gpu/device.hpp"
 #include "gpu/engine.hpp"
-#include "gpu/expert_parallel.hpp"
-#include "gpu/kv_pool.hpp"
-#include "gpu/qwen3.hpp"
-#include "gpu/sampler.hpp"
 
 #include <list>
 #include <mutex>
@@ -26,6 +23,7 @@ struct live_request {
   std::uint32_t computed = 0;    ///< positions with KV
   std::vector<page_index> pages; ///< page table
   std::uint32_t promised = 0;    ///< pages promised to it and not taken yet
+  bool preempted = false;        ///< waits to be computed again
 
   request_progress::state_kind state = request_progress::waiting;
 
@@ -51,7 +49,7 @@ struct engine::state {
   weights_id version;
   engine_counters counters;
 
-  qwen3_weights weights;
+  std::unique_ptr<adafloor::device> device;
   std::unique_ptr<expert_store> experts;
   expert_map owners;
   epoch_id map_epoch;
@@ -60,9 +58,6 @@ struct engine::state {
   std::map<std::string, std::uint64_t> digests;
 
   std::unique_ptr<kv_pool> pool;
-  std::unique_ptr<qwen3_forward> forward;
-  std::unique_ptr<expert_parallel> exchange;
-  std::unique_ptr<sampler> chooser;
 
   std::list<live_request> requests; ///< in order of arrival
   std::unordered_map<request_id, std::list<live_request>::iterator> by_id;
@@ -90,6 +85,10 @@ struct engine::state {
   bool cover(live_request& r, std::uint32_t positions);
   void preempt(live_request& r);
   void publish_pages(const live_request& r, std::uint32_t before);
+  step_outlook outlook() const;
+
+  // engine_step.cpp
+  result<void> decode_step(step_output* out);
 
   // engine.cpp
   void serve_owned();

@@ -16,7 +16,10 @@ struct kv_layout {
   std::size_t layers = 0, kv_heads = 0, head_dim = 0;
   std::size_t padded_head_dim() const { return round_up_lanes(head_dim); }
   std::size_t block_floats() const { return kv_page_tokens * (head_dim + padded_head_dim()); }
-  std::size_t page_floats() const { return layers * kv_heads * block_floats(); }
+  std::size_t plain_floats = 0; ///< not 0: a page is so many floats without inner order
+  std::size_t page_floats() const {
+    return plain_floats > 0 ? plain_floats : layers * kv_heads * block_floats();
+  }
 };
 
 using page_index = std::uint32_t;

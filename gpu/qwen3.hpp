@@ -1,21 +1,10 @@
 #pragma once
 // The forward pass of Qwen3 and Qwen3-MoE over a batch of rows of any requests and positions.
-#include "gpu/expert_parallel.hpp"
-#include "gpu/kv_pool.hpp"
-#include "gpu/qwen3_weights.hpp"
+#include "gpu/device.hpp"
 
 #include <vector>
 
 namespace adafloor {
-
-/// One position to compute. Rows of a request stand in order of position, and everything before
-/// the first of them is in the KV pool.
-struct forward_row {
-  token_id token = 0;
-  std::uint32_t position = 0;
-  const page_index* pages = nullptr; ///< page table of the request; covers `position`
-  bool wants_logits = false;
-};
 
 class qwen3_forward {
 public:

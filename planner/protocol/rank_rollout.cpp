@@ -86,6 +86,7 @@ void handle(rank_machine& m, const envelope&, const response_kept& kept, time_po
   if (found == sent_end) return;
   r.outbox.erase(found);
   --r.in_flight;
+  post(m.who, engine_of(m), kept, out);
   send_responses(m, now, out);
 }
 

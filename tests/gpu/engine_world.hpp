@@ -83,18 +83,23 @@ public:
     return sum;
   }
 
-  /// One step of all members; finished requests go to `outputs`.
-  std::vector<step_output> step() {
-    std::vector<result<step_output>> results(members_.size());
+  /// `act(engine, communicator, position)` of all members at the same time.
+  template <class F>
+  void together(F act) {
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < members_.size(); ++i)
-      threads.emplace_back([&, i] {
-        auto& engine = at(members_[i].value);
-        results[i] =
-            engine.step(groups_[i].get(), {epoch_, step_, epoch_, engine.live_requests(), 0});
-      });
+      threads.emplace_back([&, i] { act(at(members_[i].value), groups_[i].get(), i); });
     for (auto& thread : threads)
       thread.join();
+  }
+
+  /// One step of all members; finished requests go to `outputs`. `holds`: member that holds time.
+  std::vector<step_output> step(std::size_t holds = SIZE_MAX) {
+    std::vector<result<step_output>> results(members_.size());
+    together([&](engine& engine, communicator* group, std::size_t i) {
+      results[i] =
+          engine.step(group, {epoch_, step_, epoch_, engine.live_requests(), 0}, i == holds);
+    });
     ++step_;
     std::vector<step_output> outs;
     for (auto& out : results) {
