@@ -58,7 +58,9 @@ result<std::unique_ptr<engine_loop>> engine_loop::start(const std::string& model
   std::unique_ptr<engine_loop> loop(
       new engine_loop(std::move(*model), std::move(options), std::move(around)));
   const auto everybody = full_world(loop->options_.world_size);
-  auto group = loop->around_.fabric->make_group(loop->epoch_, everybody);
+  for (const auto& members : loop->around_.kept_groups)
+    if (auto r = loop->groups_.keep(loop->epoch_, members); !r) return tl::unexpected(r.error());
+  auto group = loop->groups_.take(loop->epoch_, everybody);
   if (!group) return tl::unexpected(group.error());
   loop->group_ = std::move(*group);
   if (auto r = loop->engine_->switch_map(loop->epoch_, loop->engine_->owners(), everybody); !r)
@@ -69,7 +71,8 @@ result<std::unique_ptr<engine_loop>> engine_loop::start(const std::string& model
 
 engine_loop::engine_loop(std::unique_ptr<engine> model, engine_options options,
                          engine_surroundings around)
-  : engine_(std::move(model)), options_(std::move(options)), around_(std::move(around)) {}
+  : engine_(std::move(model)), options_(std::move(options)), around_(std::move(around)),
+    groups_(*around_.fabric) {}
 
 engine_loop::~engine_loop() {
   {
@@ -355,7 +358,7 @@ void engine_loop::do_switch() {
     return give_up(r.error());
   group_.reset();
   if (contains(next.members, options_.self)) {
-    auto group = around_.fabric->make_group(next.epoch, next.members);
+    auto group = groups_.take(next.epoch, next.members);
     if (!group) return give_up(group.error());
     group_ = std::move(*group);
   }

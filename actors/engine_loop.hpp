@@ -1,6 +1,7 @@
 #pragma once
 // The thread that decodes: owns the engine and the communicator of the running epoch, takes
 // commands from the rank's machine between steps and tells it what happened (messages/engine.hpp).
+#include "actors/group_cache.hpp"
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
@@ -26,7 +27,9 @@ struct step_record {
 /// What the loop needs from the process around it.
 struct engine_surroundings {
   collective_fabric* fabric = nullptr; ///< outlives the loop; used by the loop's thread only
-  std::function<void(envelope)> post;  ///< any thread; to the rank's machine
+  /// Groups of this rank that are made at the start and kept: planned residency.
+  std::vector<std::vector<rank_id>> kept_groups;
+  std::function<void(envelope)> post; ///< any thread; to the rank's machine
   /// Fetches an expert's blob from its present owner; calls back once, on any thread.
   std::function<void(rank_id from, std::uint32_t expert,
                      std::function<void(result<bytes_view>)> done)>
@@ -117,7 +120,8 @@ private:
   bool stopping_ = false;
 
   // The loop's thread only.
-  std::unique_ptr<communicator> group_; ///< null outside the group
+  group_cache groups_;
+  std::shared_ptr<communicator> group_; ///< null outside the group
   epoch_id epoch_{1};
   std::optional<group_to_be> next_;
   rollout_id rollout_;

@@ -4,6 +4,7 @@
 #include "actors/engine_loop.hpp"
 #include "actors/event_stream.hpp"
 #include "actors/roles.hpp"
+#include "actors/rollout_plan.hpp"
 #include "actors/router.hpp"
 #include "actors/sidecar_worker.hpp"
 #include "actors/step_log.hpp"
@@ -216,6 +217,7 @@ result<void> node::start_engine() {
   o.prefill_budget = task_.rollout.prefill_tokens;
   engine_surroundings around;
   around.fabric = fabric_.get();
+  around.kept_groups = kept_groups(task_, self_);
   around.post = [this](envelope e) { router_.post(std::move(e)); };
   around.weights_changed = [this](weights_id v) { fabric_->set_weights_version(v); };
   around.fetch_expert = [this](rank_id from, std::uint32_t expert, auto done) {

@@ -81,9 +81,19 @@ std::vector<std::string> run_arm_names() {
   return {"vanilla", "natural", "planned", "adaptive"};
 }
 
-bool keeps_groups(const job& task) {
-  return std::any_of(task.arms.begin(), task.arms.end(),
-                     [&](const auto& arm) { return plans_residency(task, arm); });
+std::vector<std::vector<rank_id>> kept_groups(const job& task, rank_id rank) {
+  std::vector<std::vector<rank_id>> groups;
+  if (std::none_of(task.arms.begin(), task.arms.end(),
+                   [&](const auto& arm) { return plans_residency(task, arm); }))
+    return groups;
+  for (const auto size : task.ep.group_sizes) {
+    if (rank.value + size < task.world_size) break; // Falling: it is in none of the others either.
+    std::vector<rank_id> members;
+    for (auto r = task.world_size - size; r < task.world_size; ++r)
+      members.emplace_back(r);
+    groups.push_back(std::move(members));
+  }
+  return groups;
 }
 
 result<plan_options> arm_options(const job& task, const std::string& arm) {

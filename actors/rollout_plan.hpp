@@ -36,8 +36,9 @@ std::vector<std::string> run_arm_names();
 /// unknown arm or a cost model that cannot be read.
 result<plan_options> arm_options(const job& task, const std::string& arm);
 
-/// True if some arm of the job keeps groups resident.
-bool keeps_groups(const job& task);
+/// The groups of `rank` that the job keeps resident: the full world and, for each smaller size, the
+/// last ranks. None where no arm has planned residency.
+std::vector<std::vector<rank_id>> kept_groups(const job& task, rank_id rank);
 
 /// Plans one epoch of `arm`: the first steps * prompts_per_step prompts of the file, every arm the
 /// same set. Errors: bad_input when the file has too few prompts, the history has none of the

@@ -41,6 +41,16 @@ public:
     return done;
   }
 
+  result<void> enter(epoch_id epoch) override {
+    if (!(epoch_ < epoch))
+      return bad_input("group of epoch " + std::to_string(epoch_.value) + " used again for epoch "
+                       + std::to_string(epoch.value) + "; epochs never fall");
+    for (auto& h : held_)
+      h.reset();
+    epoch_ = epoch;
+    return {};
+  }
+
   void abort() noexcept override {
     aborted_.store(true);
     fabric_.wake();

@@ -54,6 +54,11 @@ public:
   virtual result<void> exchange(const exchange_id& id, const std::vector<bytes_view>& outgoing,
                                 std::vector<bytes_view>* incoming) = 0;
 
+  /// The same members go on as the group of a newer epoch: how a group that is kept between uses is
+  /// used again. Local, and only while no exchange runs. Errors: bad_input when `epoch` is not
+  /// newer than the group's own.
+  virtual result<void> enter(epoch_id epoch) = 0;
+
   /// Makes a running and every later `exchange` fail with `aborted`. Any thread.
   virtual void abort() noexcept = 0;
 };

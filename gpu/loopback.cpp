@@ -47,11 +47,7 @@ public:
     : hub_(std::move(shared)), epoch_(epoch), members_(std::move(members)), self_(self),
       received_(members_.size()) {}
 
-  ~loopback_communicator() override {
-    std::lock_guard lock(hub_->mutex);
-    for (auto sender : members_)
-      hub_->mailboxes.erase(key(sender, members_[self_]));
-  }
+  ~loopback_communicator() override { forget_mail(); }
 
   epoch_id epoch() const override { return epoch_; }
   const std::vector<rank_id>& members() const override { return members_; }
@@ -79,6 +75,15 @@ public:
     return {};
   }
 
+  result<void> enter(epoch_id epoch) override {
+    if (!(epoch_ < epoch))
+      return bad_input("loopback: epoch " + std::to_string(epoch.value) + " after epoch "
+                       + std::to_string(epoch_.value) + "; epochs grow");
+    forget_mail();
+    epoch_ = epoch;
+    return {};
+  }
+
   void abort() noexcept override {
     std::lock_guard lock(hub_->mutex);
     aborted_ = true;
@@ -86,6 +91,12 @@ public:
   }
 
 private:
+  void forget_mail() {
+    std::lock_guard lock(hub_->mutex);
+    for (auto sender : members_)
+      hub_->mailboxes.erase(key(sender, members_[self_]));
+  }
+
   hub::mailbox_key key(rank_id sender, rank_id receiver) const {
     return {epoch_, members_, sender, receiver};
   }

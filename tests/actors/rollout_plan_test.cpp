@@ -81,6 +81,55 @@ BOOST_AUTO_TEST_CASE(too_few_prompts_and_unknown_epochs_and_arms_are_named) {
   BOOST_TEST(r.error().text.find("'wild'") != std::string::npos);
 }
 
+BOOST_AUTO_TEST_CASE(planned_and_adaptive_say_how_exits_are_decided) {
+  auto task = small_job();
+  task.ep.migrate = "stragglers";
+  const auto planned = plan_rollouts(task, "planned", some_prompts(16), some_history());
+  BOOST_REQUIRE(planned.has_value());
+  const auto natural = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  BOOST_REQUIRE(natural.has_value());
+  for (std::size_t i = 0; i < planned->size(); ++i) {
+    const auto& rules = (*planned)[i].rules;
+    BOOST_TEST(!rules.adaptive);
+    BOOST_TEST((rules.residency == residency_kind::planned));
+    BOOST_TEST((rules.migrate == migrate_kind::stragglers));
+    BOOST_TEST(rules.capacity_tokens == task.kv.capacity_tokens);
+    BOOST_REQUIRE_EQUAL(rules.forecasts.size(), (*planned)[i].prompts.size());
+    for (std::size_t p = 0; p < rules.forecasts.size(); ++p) {
+      BOOST_TEST(rules.forecasts[p].known);
+      BOOST_TEST(rules.forecasts[p].prompt_tokens == 2u);
+      const auto number = (*planned)[i].prompts[p].prompt;
+      BOOST_TEST(rules.forecasts[p].lengths.front()
+                 == 40 * (static_cast<int>(number) * 7 % 16 + 1) + 1);
+    }
+    BOOST_TEST(((*natural)[i].exits == (*planned)[i].exits)); // only who stays differs
+    BOOST_TEST(((*natural)[i].rules.residency == residency_kind::natural));
+  }
+  const auto adaptive = plan_rollouts(task, "adaptive", some_prompts(16), some_history());
+  BOOST_REQUIRE(adaptive.has_value());
+  BOOST_TEST(adaptive->front().rules.adaptive);
+  const auto vanilla = plan_rollouts(task, "vanilla", some_prompts(16), some_history());
+  BOOST_REQUIRE(vanilla.has_value());
+  BOOST_TEST((vanilla->front().rules.migrate == migrate_kind::off));
+}
+
+BOOST_AUTO_TEST_CASE(planned_residency_keeps_the_groups_of_the_last_ranks) {
+  auto task = small_job();
+  task.ep.group_sizes = {4, 3, 2};
+  task.arms = {"vanilla", "natural", "adaptive"};
+  BOOST_TEST(kept_groups(task, rank_id{3}).empty());
+  task.ep.residency = "planned";
+  BOOST_TEST(kept_groups(task, rank_id{0}).size() == 1u);
+  BOOST_TEST(kept_groups(task, rank_id{1}).size() == 2u);
+  const auto last = kept_groups(task, rank_id{3});
+  BOOST_REQUIRE_EQUAL(last.size(), 3u);
+  BOOST_TEST(last[2] == (std::vector<rank_id>{rank_id{2}, rank_id{3}}),
+             boost::test_tools::per_element());
+  task.arms = {"planned"};
+  task.ep.residency = "natural";
+  BOOST_TEST(kept_groups(task, rank_id{3}).size() == 3u);
+}
+
 BOOST_AUTO_TEST_CASE(sample_keys_differ_by_seed_prompt_and_sample) {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 4; ++seed)

@@ -127,6 +127,33 @@ inline void conformance_regrouping(const fabric_factory& make) {
   wrong.report();
 }
 
+/// Groups that are kept go on in a newer epoch, in turn with others that have the same ranks.
+inline void conformance_kept_groups(const fabric_factory& make) {
+  auto fabrics = make(3);
+  complaints wrong;
+  std::vector<std::thread> threads;
+  const std::vector<rank_id> pair{rank_id{1}, rank_id{2}};
+  for (std::size_t r = 0; r < 3; ++r)
+    threads.emplace_back([&, r] {
+      auto world = fabrics[r]->make_group(epoch_id{1}, first_ranks(3));
+      result<std::unique_ptr<communicator>> kept;
+      if (r > 0) kept = fabrics[r]->make_group(epoch_id{1}, pair);
+      for (std::uint64_t epoch = 2; epoch <= 9; ++epoch) {
+        const bool small = epoch % 2 == 0;
+        if (small && r == 0) continue;
+        auto& group = small ? **kept : **world;
+        const auto entered = group.enter(epoch_id{epoch});
+        wrong.check(entered.has_value() && group.epoch() == epoch_id{epoch}, "enter");
+        wrong.check(!group.enter(epoch_id{epoch}).has_value(), "an epoch is entered once");
+        for (std::uint64_t step = 0; step < 5; ++step)
+          checked_exchange(group, {step, 0, exchange_id::dispatch}, 50, wrong);
+      }
+    });
+  for (auto& thread : threads)
+    thread.join();
+  wrong.report();
+}
+
 /// A member that switches early sends into the next group before others have made it.
 inline void conformance_early_frames(const fabric_factory& make) {
   auto fabrics = make(3);
@@ -218,6 +245,7 @@ inline void conformance_death(const fabric_factory& make) {
 inline void run_communicator_conformance(const fabric_factory& make) {
   conformance_delivery(make);
   conformance_regrouping(make);
+  conformance_kept_groups(make);
   conformance_early_frames(make);
   conformance_bad_groups(make);
   conformance_abort(make);
