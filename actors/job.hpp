@@ -35,10 +35,12 @@ struct ep_settings {
 };
 
 struct guard_settings {
-  bool enabled = false;   ///< cap responses per step (planner.md section 6)
-  double ratio = 0.0;     ///< cap over predicted step exit; 0 means: fitted to the history
-  double quantile = 0.95; ///< of realised over predicted tails, where the ratio is fitted
-  FIELDS(guard_settings, enabled, ratio, quantile)
+  bool enabled = false;            ///< cap responses per step (planner.md section 6)
+  double ratio = 0.0;              ///< cap over predicted step exit; 0 means: fitted to the history
+  double quantile = 0.95;          ///< of realised over predicted tails, where the ratio is fitted
+  std::uint32_t step_tokens = 512; ///< a cap is a multiple of it
+  std::uint32_t least_cap = 4096;  ///< tokens; no cap below
+  FIELDS(guard_settings, enabled, ratio, quantile, step_tokens, least_cap)
 };
 
 struct kv_settings {

@@ -128,6 +128,8 @@ result<plan_options> arm_options(const job& task, const std::string& arm) {
   o.prediction.responses_per_prompt = static_cast<std::int32_t>(task.n);
   o.guard = task.guard.enabled && arm != "vanilla";
   o.guard_rule.quantile = task.guard.quantile;
+  o.guard_rule.step_tokens = static_cast<std::int32_t>(task.guard.step_tokens);
+  o.guard_rule.least_cap = static_cast<std::int32_t>(task.guard.least_cap);
   return o;
 }
 

@@ -47,6 +47,7 @@ result<void> trainer::run() {
   if (auto r = pump_until([&] { return now() >= held_until; }, microseconds::max()); !r) return r;
   for (const auto& arm : task_.arms)
     if (auto r = run_arm(arm); !r) return r;
+  compare_work();
   events_.emit("done", json::object());
   return {};
 }
@@ -74,6 +75,7 @@ result<void> trainer::run_arm(const std::string& arm) {
   books_.migrate = options->migrate;
   events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(now())}});
   const auto history_before = history_;
+  std::vector<std::vector<rollout_step>> plans;
   for (const auto& model : task_.models) {
     if (auto r = load_policy(model); !r) return r;
     const auto plan = plan_rollouts(task_, arm, prompts_, history_);
@@ -82,13 +84,41 @@ result<void> trainer::run_arm(const std::string& arm) {
     for (std::uint32_t s = 0; s < plan->size(); ++s)
       if (auto r = run_step(arm, (*plan)[s], s); !r) return r;
     learn_lengths(books_.epochs.back());
+    plans.push_back(*plan);
   }
   history_ = history_before; // Each arm starts from what was known before the run.
   const auto duplicates = count_duplicates();
   if (!duplicates) return tl::unexpected(duplicates.error());
   books_.units_duplicate = *duplicates;
   events_.emit("arm_end", {{"result", books_.to_json(prompts_)}});
+  remember_arm(std::move(plans));
   return {};
+}
+
+void trainer::remember_arm(std::vector<std::vector<rollout_step>> plans) {
+  finished_arm done{books_.arm, std::move(plans), {}, books_.truncated_by_guard};
+  for (const auto& epoch : books_.epochs) {
+    auto& tokens = done.tokens.emplace_back();
+    for (const auto& [key, r] : epoch)
+      tokens[key] = static_cast<std::int32_t>(r.tokens.size());
+  }
+  finished_.push_back(std::move(done));
+}
+
+/// Tells, for each arm whose responses the guard cut, what the whole work would have taken.
+void trainer::compare_work() {
+  const auto full = std::find_if(finished_.begin(), finished_.end(),
+                                 [](const auto& arm) { return arm.truncated_by_guard == 0; });
+  if (full == finished_.end()) return;
+  for (const auto& arm : finished_) {
+    const auto options = arm_options(task_, arm.arm);
+    if (arm.truncated_by_guard == 0 || !options) continue;
+    if (const auto ratio = equal_work_ratio(arm, *full, *options))
+      events_.emit("equal_work", {{"arm", arm.arm},
+                                  {"lengths_of", full->arm},
+                                  {"generated_tokens", full->generated_tokens()},
+                                  {"time_ratio", *ratio}});
+  }
 }
 
 /// The ranks start with the first model; another folder is a policy update.

@@ -3,6 +3,7 @@
 // the part of two roles: trainer (asks the planner) and recorder (makes responses durable before
 // they are acknowledged).
 #include "actors/arm_result.hpp"
+#include "actors/equal_work.hpp"
 #include "actors/event_stream.hpp"
 #include "actors/job.hpp"
 #include "actors/prompts.hpp"
@@ -65,6 +66,8 @@ private:
   result<void> run_step(const std::string& arm, const rollout_step& plan, std::uint32_t number);
   begin_rollout make_rollout(const rollout_step& plan);
   result<void> close_step();
+  void remember_arm(std::vector<std::vector<rollout_step>> plans);
+  void compare_work();
   void learn_lengths(const std::map<response_key, kept_response>& responses);
   result<std::uint64_t> count_duplicates() const;
   double reward_of(const response_key& key, const kept_response& r) const;
@@ -111,6 +114,7 @@ private:
   bool world_stopped_ = false;
   std::optional<running_step> step_;
   arm_books books_;
+  std::vector<finished_arm> finished_;
 };
 
 } // namespace adafloor

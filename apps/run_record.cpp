@@ -47,6 +47,10 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "rollout, s") return number("rollout_seconds", 2);
   if (row == "responses") return number("responses", 0);
   if (row == "generated tokens") return number("generated_tokens", 0);
+  if (row == "cut by guard") return number("truncated_by_guard", 0);
+  if (row == "same work, s")
+    return plain(number_at(arm.contains("equal_work") ? arm["equal_work"] : arm, "rollout_seconds"),
+                 2);
   if (row == "mean reward") return number("mean_reward", 4);
   if (row == "rank-seconds") return plain(number_at(object_at(arm, "ledger"), "rank_seconds"), 2);
   if (row == "contractions") return transitions_of(arm, "contract");
@@ -64,6 +68,15 @@ std::string text_cell(const json& arm, const std::string& row) {
 void run_record::take(const json& event) {
   const auto kind = text_at(event, "event");
   if (kind == "arm_end" && event.contains("result")) arms_.push_back(event["result"]);
+  if (kind == "equal_work")
+    for (auto& arm : arms_)
+      if (text_at(arm, "arm") == text_at(event, "arm", "?")) {
+        const auto ratio = number_or_zero(event, "time_ratio");
+        arm["equal_work"] = {{"lengths_of", text_at(event, "lengths_of")},
+                             {"generated_tokens", event["generated_tokens"]},
+                             {"time_ratio", ratio},
+                             {"rollout_seconds", ratio * number_or_zero(arm, "rollout_seconds")}};
+      }
   if (kind == "step_end") {
     steps_.push_back(event);
     steps_.back().erase("event");
@@ -81,12 +94,22 @@ json run_record::result(const job& task, bool interrupted) const {
   return whole;
 }
 
+namespace {
+
+bool guard_cut(const json& arms) {
+  return std::any_of(arms.begin(), arms.end(),
+                     [](const json& arm) { return number_or_zero(arm, "truncated_by_guard") > 0; });
+}
+
+} // namespace
+
 std::string side_by_side(const json& arms) {
-  static const std::vector<std::string> rows{
+  std::vector<std::string> rows{
       "rollout, s",      "responses",    "generated tokens", "mean reward",   "rank-seconds",
       "  busy",          "  dummy",      "  leased",         "  transition",  "  idle",
       "contractions",    "restorations", "leases granted",   "leases forced", "sidecar completed",
       "sidecar correct", "tokens digest"};
+  if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;
   for (const auto& arm : arms) {
@@ -110,6 +133,9 @@ std::string side_by_side(const json& arms) {
 
 std::string digest_verdict(const json& arms) {
   if (arms.size() < 2) return {};
+  if (guard_cut(arms))
+    return "the guard cut responses, so arms differ in tokens; \"same work\" replays the full "
+           "lengths through the simulator";
   for (std::size_t i = 1; i < arms.size(); ++i)
     if (text_at(arms[i], "tokens_digest", "") != text_at(arms[0], "tokens_digest", "-"))
       return fmt::format("tokens DIFFER between {} and {}", text_at(arms[0], "arm", "?"),

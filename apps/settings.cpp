@@ -201,6 +201,10 @@ void run_settings::add_ep_keys() {
                         "cap over predicted exit; 0: fitted to the history", task_.guard.ratio));
   table_.push_back(
       make("guard.quantile", "--guard-quantile", "for the fitted ratio", task_.guard.quantile));
+  table_.push_back(make("guard.step_tokens", "--guard-step-tokens", "a cap is a multiple of it",
+                        task_.guard.step_tokens));
+  table_.push_back(
+      make("guard.least_cap", "--guard-least-cap", "tokens; no cap below", task_.guard.least_cap));
   table_.push_back(make("guard.kv_margin", "--kv-margin",
                         "predicted lengths are multiplied by this for KV", task_.kv.margin));
   table_.push_back(

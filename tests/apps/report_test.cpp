@@ -99,3 +99,24 @@ BOOST_AUTO_TEST_CASE(different_digests_are_said_aloud) {
              == "tokens DIFFER between vanilla and natural");
   BOOST_TEST(side_by_side(run_of("aa", "ab")["arms"]).find("40.0 %") != std::string::npos);
 }
+
+BOOST_AUTO_TEST_CASE(an_arm_that_the_guard_cut_is_compared_at_equal_work) {
+  auto arms = run_of("aa", "ab")["arms"];
+  arms[0]["rollout_seconds"] = 9.0;
+  arms[1]["rollout_seconds"] = 4.0;
+  arms[1]["truncated_by_guard"] = 3;
+  run_record record;
+  for (const auto& arm : arms)
+    record.take({{"event", "arm_end"}, {"result", arm}});
+  record.take({{"event", "equal_work"},
+               {"arm", "natural"},
+               {"lengths_of", "vanilla"},
+               {"generated_tokens", 1000},
+               {"time_ratio", 1.5}});
+  BOOST_TEST(record.arms()[1]["equal_work"]["rollout_seconds"] == 6.0);
+  BOOST_TEST(!record.arms()[0].contains("equal_work"));
+  const auto table = side_by_side(record.arms());
+  const auto row = table.substr(table.find("same work, s"));
+  BOOST_TEST(row.find("9.00") < row.find("6.00"), row);
+  BOOST_TEST(digest_verdict(record.arms()).find("guard") != std::string::npos);
+}
