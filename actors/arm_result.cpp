@@ -127,8 +127,21 @@ json moves_json(const std::vector<request_moved>& moves) {
   return {{"count", count},
           {"bytes", bytes},
           {"blackout_steps_p50", quantile(missed, 0.5)},
+          {"blackout_steps_p99", quantile(missed, 0.99)},
           {"blackout_steps_max", quantile(missed, 1)},
           {"not_moved", failed}};
+}
+
+json move_json(const request_moved& m, rank_id from) {
+  return {{"request", m.key.request.value},
+          {"from", from.value},
+          {"to", m.to.value},
+          {"outcome", name_of(m.outcome)},
+          {"pages", m.pages},
+          {"bytes", m.bytes},
+          {"rounds", m.rounds},
+          {"missed_steps", m.missed_steps},
+          {"text", m.text}};
 }
 
 double arm_books::mean_reward() const {

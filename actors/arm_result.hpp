@@ -1,6 +1,6 @@
 #pragma once
-// The books of one arm: responses, rewards, ledger, transitions, leases; printed as the arm object
-// of the JSON results.
+// The books of one arm: responses, rewards, ledger, transitions, migrations, leases; as the arm
+// object of the JSON results.
 #include "actors/event_stream.hpp"
 #include "actors/job.hpp"
 #include "actors/prompts.hpp"
@@ -73,5 +73,7 @@ std::string logprobs_digest(const std::vector<std::map<response_key, kept_respon
 double quantile(std::vector<double> values, double q);
 
 json transition_json(const transition_record& t);
+/// `from`: the rank that gave the request away.
+json move_json(const request_moved& m, rank_id from);
 
 } // namespace adafloor

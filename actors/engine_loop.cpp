@@ -72,7 +72,7 @@ result<std::unique_ptr<engine_loop>> engine_loop::start(const std::string& model
 engine_loop::engine_loop(std::unique_ptr<engine> model, engine_options options,
                          engine_surroundings around)
   : engine_(std::move(model)), options_(std::move(options)), around_(std::move(around)),
-    groups_(*around_.fabric) {}
+    groups_(*around_.fabric), moves_(*engine_, around_moves()) {}
 
 engine_loop::~engine_loop() {
   {
@@ -84,9 +84,16 @@ engine_loop::~engine_loop() {
 }
 
 void engine_loop::push(const envelope& command) {
+  if (const auto* round = std::get_if<engine_receive_round>(&command.body))
+    moves_.pull(*round); // Need not wait for the running step.
+  else
+    enqueue(command);
+}
+
+void engine_loop::enqueue(command c) {
   {
     std::lock_guard lock(mutex_);
-    queue_.emplace_back(command);
+    queue_.push_back(std::move(c));
   }
   wake_.notify_one();
 }
@@ -99,8 +106,7 @@ const model_facts& engine_loop::facts() const {
   return engine_->facts();
 }
 
-template <class M>
-void engine_loop::tell(M message) {
+void engine_loop::tell(any_message message) {
   envelope e;
   e.from = {options_.self, role_kind::engine};
   e.to = {options_.self, role_kind::rank};
@@ -136,8 +142,11 @@ void engine_loop::handle(const envelope& e) {
 }
 
 void engine_loop::on(const engine_admit& m) {
-  for (const auto& r : m.requests)
+  for (const auto& r : m.requests) {
     if (auto added = engine_->add_request(to_engine(r)); !added) return give_up(added.error());
+    moves_.admitted(r.id,
+                    engine_->pages_for(static_cast<std::uint32_t>(r.prompt.size()), r.max_tokens));
+  }
 }
 
 void engine_loop::on(const engine_start& m) {
@@ -147,7 +156,7 @@ void engine_loop::on(const engine_start& m) {
   finished_ = 0;
   generated_ = 0;
   unkept_ = 0;
-  live_told_ = engine_->live_requests();
+  live_told_ = live_requests();
   stepping_ = true;
   if (auto r = engine_->start_rollout(group_.get()); !r) return give_up(r.error());
   wait_until(engine_->now());
@@ -190,11 +199,7 @@ void engine_loop::pull(std::uint32_t expert, rank_id from) {
       done.problem = r.error().text;
     else
       done.bytes = blob->size;
-    {
-      std::lock_guard lock(mutex_);
-      queue_.emplace_back(std::move(done));
-    }
-    wake_.notify_one();
+    enqueue(std::move(done));
   });
 }
 
@@ -269,7 +274,7 @@ void engine_loop::on(const update_weights& m) {
 }
 
 void engine_loop::do_step() {
-  const auto live = engine_->live_requests();
+  const auto live = live_requests();
   const auto work = live > 0 ? rank_state::busy : rank_state::dummy;
   const auto began = engine_->now();
   set_state(work, began);
@@ -292,10 +297,10 @@ void engine_loop::do_step() {
 }
 
 /// The planner may be about to change the group: it has not taken note of all responses yet, or a
-/// transition is being prepared. On an emulated device that takes no time, since the clock would
-/// show it enlarged by the time scale.
+/// transition is being prepared, or a request is on its way. On an emulated device that takes no
+/// time, since the clock would show it enlarged by the time scale.
 bool engine_loop::holds_time() const {
-  return unkept_ > 0 || next_;
+  return unkept_ > 0 || next_ || moves_.open();
 }
 
 /// Sleeps while the device's clock is ahead of the machine's.
@@ -314,12 +319,16 @@ void engine_loop::report_step(const step_output& out) {
   generated_ += out.tokens.size();
   finished_ += static_cast<std::uint32_t>(out.finished.size());
   unkept_ += static_cast<std::uint32_t>(out.finished.size());
-  for (const auto& f : out.finished)
+  for (const auto& f : out.finished) {
+    moves_.ended(f.id);
     tell(response{rollout_, f.id, f.tokens, f.logprobs, reason_of(f.stop), rollout_steps_});
-  if (out.live_requests != live_told_ || rollout_steps_ == 1) {
-    live_told_ = out.live_requests;
-    tell(rank_progress{rollout_, epoch_, rollout_steps_, live_told_, finished_, generated_});
   }
+  if (live_requests() != live_told_ || rollout_steps_ == 1) report_progress();
+}
+
+void engine_loop::report_progress() {
+  live_told_ = live_requests();
+  tell(rank_progress{rollout_, epoch_, rollout_steps_, live_told_, finished_, generated_});
 }
 
 void engine_loop::record_step(const step_output& out, time_point began) const {

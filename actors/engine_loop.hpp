@@ -2,6 +2,7 @@
 // The thread that decodes: owns the engine and the communicator of the running epoch, takes
 // commands from the rank's machine between steps and tells it what happened (messages/engine.hpp).
 #include "actors/group_cache.hpp"
+#include "actors/kv_moves.hpp"
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
@@ -34,6 +35,10 @@ struct engine_surroundings {
   std::function<void(rank_id from, std::uint32_t expert,
                      std::function<void(result<bytes_view>)> done)>
       fetch_expert;
+  /// Fetches a round of a request that moves here, by name; calls back once, on any thread.
+  std::function<void(rank_id from, std::string name,
+                     std::function<void(result<shared_bytes>)> done)>
+      fetch_kv;
   /// Called on the loop's thread after the weights changed.
   std::function<void(weights_id)> weights_changed;
   /// Called on the loop's thread after a step, on the first member of the group only.
@@ -59,6 +64,8 @@ public:
   void push(const envelope& command);
   /// For the peers that pull experts. Any thread.
   result<byte_string> export_expert(std::uint32_t expert) const;
+  /// For the peers that pull requests. Any thread. Errors: refused when it is not offered.
+  result<shared_bytes> exported_kv(const std::string& name) const;
   const model_facts& facts() const;
 
 private:
@@ -76,13 +83,14 @@ private:
     std::uint64_t bytes = 0;
     bool committed = false;
   };
-  using command = std::variant<envelope, pull_done>;
+  using command = std::variant<envelope, pull_done, kv_arrival>;
 
   engine_loop(std::unique_ptr<engine> model, engine_options options, engine_surroundings around);
   void run();
   bool take_commands();
   void handle(const envelope& e);
   void handle(const pull_done& p);
+  void handle(const kv_arrival& a);
   void on(const engine_admit& m);
   void on(const engine_start& m);
   void on(const engine_prepare& m);
@@ -91,9 +99,18 @@ private:
   void on(const engine_settle& m);
   void on(const update_weights& m);
   void on(const response_kept& m);
+  void on(const engine_move_begin& m);
+  void on(const engine_move_round& m);
+  void on(const engine_move_end& m);
+  void on(const engine_receive_begin& m);
+  void on(const engine_receive_cancel& m);
   template <class M>
   void on(const M&) {} // Other bodies of the catalog are not for the engine.
 
+  kv_moves::surroundings around_moves();
+  void enqueue(command c);
+  std::uint32_t live_requests() const;
+  void report_progress();
   void pull(std::uint32_t expert, rank_id from);
   void report_prepared();
   void do_step();
@@ -107,8 +124,7 @@ private:
   result<void> pass_change(std::size_t from, const group_to_be& next, time_point began);
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
-  template <class M>
-  void tell(M message);
+  void tell(any_message message);
 
   std::unique_ptr<engine> engine_;
   engine_options options_;
@@ -133,6 +149,7 @@ private:
   std::uint32_t live_told_ = 0;
   std::uint32_t unkept_ = 0; ///< responses that are told and not yet known to be kept
   rank_state state_ = rank_state::idle;
+  kv_moves moves_;
 
   std::thread thread_; // Last: started when everything above exists.
 };

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int status_done = 0, status_failed = 1, status_bad_input = 2, status_lost_rank = 3;
 constexpr microseconds tick_every{100'000};
-constexpr microseconds expert_fetch_deadline{5'000'000};
+constexpr microseconds bulk_fetch_deadline{5'000'000};
 
 std::atomic<bool> interrupted{false};
 
@@ -78,7 +78,7 @@ private:
   result<void> start_engine();
   void spawn_machines();
   void spawn_planner_machines();
-  void serve_experts();
+  void serve_bulk();
   result<void> run_trainer();
 
   microseconds milliseconds(std::uint32_t ms) const {
@@ -149,7 +149,7 @@ result<void> node::open_transport() {
   auto b = ucx_bulk::open(bulk);
   if (!b) return tl::unexpected(b.error());
   bulk_ = std::move(*b);
-  serve_experts();
+  serve_bulk();
 
   ucx_collective::options collective;
   collective.self = self_;
@@ -163,12 +163,13 @@ result<void> node::open_transport() {
   return {};
 }
 
-/// Answers "expert/<number>" with the expert's blob.
-void node::serve_experts() {
+/// Answers "expert/<number>" with the expert's blob, "kv/..." with a round of a moving request.
+void node::serve_bulk() {
   bulk_->on_request([this](rank_id, const std::string& key) -> result<shared_bytes> {
     constexpr std::string_view prefix = "expert/";
     auto* engine = serving_.load();
     if (!engine) return fail(error_code::busy, "the engine is not up yet");
+    if (key.compare(0, 3, "kv/") == 0) return engine->exported_kv(key);
     if (key.compare(0, prefix.size(), prefix) != 0) return bad_input("unknown key '" + key + "'");
     auto blob = engine->export_expert(
         static_cast<std::uint32_t>(std::strtoul(key.c_str() + prefix.size(), nullptr, 10)));
@@ -228,8 +229,17 @@ result<void> node::start_engine() {
         done(tl::unexpected(b.error()));
     };
     if (auto r =
-            bulk_->fetch(from, "expert/" + std::to_string(expert), expert_fetch_deadline, answer);
+            bulk_->fetch(from, "expert/" + std::to_string(expert), bulk_fetch_deadline, answer);
         !r)
+      done(tl::unexpected(r.error()));
+  };
+  around.fetch_kv = [this](rank_id from, const std::string& name, auto done) {
+    auto answer = [done](result<pooled_buffer> b) {
+      if (!b) return done(tl::unexpected(b.error()));
+      const auto owner = std::make_shared<pooled_buffer>(std::move(*b));
+      done(shared_bytes{owner, {owner->data(), owner->size()}});
+    };
+    if (auto r = bulk_->fetch(from, name, bulk_fetch_deadline, answer); !r)
       done(tl::unexpected(r.error()));
   };
   auto log = step_log::open(task_.out_dir + "/steps.csv");

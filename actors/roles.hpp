@@ -25,13 +25,17 @@ struct rank_role {
       // from membership and planner
       heartbeat_seen, stop, admit_requests, start_rollout, response_kept, end_rollout,
       prepare_transition, abort_transition, commit_transition, settle_transition, update_weights,
+      move_request,
+      // from other ranks and, about the same, the own engine
+      move_offer, move_accepted, move_refused, kv_ready, kv_taken, move_committed, move_rejected,
+      move_cancel, move_cancelled,
       // from the broker
       lease_grant, lease_renew, lease_revoke, lease_closed,
       // from the own sidecar
       lease_accepted, lease_denied, lease_returned,
       // from the own engine
       response, rank_progress, engine_prepared, engine_refused, engine_state, engine_failed,
-      switched, weights_updated, weights_refused>;
+      switched, weights_updated, weights_refused, engine_move_offer, engine_move_ended>;
 };
 
 /// One per process.

@@ -157,15 +157,9 @@ void trainer::on(const lease_record& m, const envelope&) {
 void trainer::on(const request_moved& m, const envelope& e) {
   if (!step_ || m.key.rollout != step_->rollout) return;
   books_.moves.push_back(m);
-  events_.emit("move", {{"arm", books_.arm},
-                        {"step", step_->number},
-                        {"request", m.key.request.value},
-                        {"from", e.from.rank.value},
-                        {"to", m.to.value},
-                        {"outcome", name_of(m.outcome)},
-                        {"bytes", m.bytes},
-                        {"rounds", m.rounds},
-                        {"missed_steps", m.missed_steps}});
+  json fields{{"arm", books_.arm}, {"step", step_->number}};
+  fields.update(move_json(m, e.from.rank));
+  events_.emit("move", std::move(fields));
 }
 
 void trainer::on(const transition_record& m, const envelope&) {

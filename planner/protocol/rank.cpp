@@ -12,8 +12,8 @@ namespace {
 template <class M>
 constexpr role_kind speaker_of() {
   if constexpr (one_of<M, stop, update_weights, admit_requests, start_rollout, response_kept,
-                       end_rollout, prepare_transition, abort_transition, commit_transition,
-                       settle_transition>)
+                       end_rollout, move_request, prepare_transition, abort_transition,
+                       commit_transition, settle_transition>)
     return role_kind::planner;
   else if constexpr (one_of<M, lease_grant, lease_renew, lease_revoke, lease_closed>)
     return role_kind::broker;
@@ -28,8 +28,15 @@ constexpr role_kind speaker_of() {
     return role_kind::trainer;
 }
 
+/// Said by the own engine, or by the rank at the other end of the move.
 template <class M>
-constexpr bool needs_equal_weights = one_of<M, admit_requests, start_rollout, prepare_transition>;
+constexpr bool about_a_move =
+    one_of<M, move_offer, move_accepted, move_refused, kv_ready, kv_taken, move_committed,
+           move_rejected, move_cancel, move_cancelled, engine_move_offer, engine_move_ended>;
+
+template <class M>
+constexpr bool needs_equal_weights =
+    one_of<M, admit_requests, start_rollout, move_request, prepare_transition>;
 
 /// Whether a message from the planner's process may be obeyed; counts it if not.
 template <class M>
@@ -48,10 +55,25 @@ bool passes_fence(rank_machine& m, const envelope& in, time_point now) {
   return true;
 }
 
+/// The same for a message from another rank. Epochs may differ for a moment around a switch; what
+/// fences a move is its key, which is never used twice.
+bool passes_peer_fence(rank_machine& m, const envelope& in) {
+  if (in.from.role != role_kind::rank || in.from.rank == m.config.self)
+    return ++m.drops.unexpected, false;
+  if (!m.incarnations.accepts(in.from.rank, in.incarnation))
+    return ++m.drops.stale_incarnation, false;
+  if (in.stamp.term < m.who.stamp.term) return ++m.drops.stale_term, false;
+  if (in.stamp.weights != m.who.stamp.weights) return ++m.drops.stale_weights, false;
+  return true;
+}
+
 template <class M>
 void receive(rank_machine& m, const envelope& in, const M& body, time_point now, effects& out) {
   constexpr auto speaker = speaker_of<M>();
-  if constexpr (speaker == role_kind::trainer) {
+  if constexpr (about_a_move<M>) {
+    const bool own = in.from == engine_of(m);
+    if (own || passes_peer_fence(m, in)) hear_move(m, in, body.key, now, out);
+  } else if constexpr (speaker == role_kind::trainer) {
     ++m.drops.unexpected;
   } else {
     const bool local = speaker == role_kind::engine || speaker == role_kind::sidecar;
@@ -76,7 +98,7 @@ bool rollout_runs(const rank_machine& m) {
 bool owns_requests(const rank_machine& m) {
   if (!rollout_runs(m)) return false;
   const auto& r = *m.rollout;
-  return r.progress.live_requests > 0 || r.progress.finished_requests < r.requests;
+  return r.progress.live_requests > 0 || r.progress.finished_requests < r.requests || moves_open(m);
 }
 
 void handle(rank_machine& m, const envelope&, const heartbeat_seen& seen, time_point now,
@@ -177,6 +199,7 @@ void tick(rank_machine& m, time_point now, effects& out) {
   if (m.failure && !m.stopping && due(m.failure_sent_at, now, m.config.resend))
     post(m.who, rank_parts::planner_of(m), *m.failure, out);
   rank_parts::tick_rollout(m, now, out);
+  rank_parts::tick_moves(m, now, out);
   rank_parts::tick_lease(m, now, out);
   if (!m.orphaned && !m.stopping && now - m.planner_heard_at > m.config.planner_silence_max) {
     m.orphaned = true;

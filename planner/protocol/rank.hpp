@@ -1,6 +1,7 @@
 #pragma once
 // The rank's side of every conversation: admission, responses, group membership, the lease gate and
 // the rank's time line. Speaks to its own engine and sidecar by local messages.
+#include "planner/protocol/kv_handoff.hpp"
 #include "planner/protocol/machine.hpp"
 #include "planner/protocol/timeline.hpp"
 
@@ -20,6 +21,7 @@ struct rank_config {
   microseconds resend{50'000};           ///< until acknowledged
   microseconds progress_resend{200'000}; ///< the last rank_progress is repeated while it decodes
   microseconds planner_silence_max{10'000'000}; ///< then the rank gives up: `orphaned`
+  handoff_config handoff;
   std::uint32_t response_window = 64; ///< unacknowledged responses that are on the way at once
 };
 
@@ -41,7 +43,9 @@ struct rank_machine {
     rollout_id id;
     std::set<std::uint32_t> parts; ///< admitted
     std::uint32_t parts_expected = 1;
-    std::uint32_t requests = 0; ///< admitted
+    std::uint32_t requests = 0; ///< admitted or moved here, without those moved away
+    std::map<move_key, outbound_move> outbound; ///< also those that are over
+    std::map<move_key, inbound_move> inbound;   ///< also those that are over
     bool started = false;
     microseconds began_at{0}; ///< planner's clock
     rank_progress progress;   ///< the newest

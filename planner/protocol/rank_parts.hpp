@@ -17,7 +17,7 @@ inline address sidecar_of(const rank_machine& m) {
   return role_at(m.config.self, role_kind::sidecar);
 }
 
-/// Requests of the running rollout that this rank has not finished.
+/// Requests of the running rollout that this rank has not finished, is giving away or taking over.
 bool owns_requests(const rank_machine&);
 /// A rollout was admitted and its books are not closed.
 bool rollout_runs(const rank_machine&);
@@ -55,7 +55,15 @@ ADAFLOOR_RANK_HANDLES(lease_closed)
 ADAFLOOR_RANK_HANDLES(lease_accepted)
 ADAFLOOR_RANK_HANDLES(lease_denied)
 ADAFLOOR_RANK_HANDLES(lease_returned)
+// rank_migration.cpp
+ADAFLOOR_RANK_HANDLES(move_request)
 #undef ADAFLOOR_RANK_HANDLES
+
+// rank_migration.cpp
+/// Whatever the other rank of a move or the own engine says about it.
+void hear_move(rank_machine&, const envelope&, const move_key&, time_point now, effects&);
+bool moves_open(const rank_machine&);
+void tick_moves(rank_machine&, time_point now, effects&);
 
 void tick_rollout(rank_machine&, time_point now, effects&);
 void tick_lease(rank_machine&, time_point now, effects&);

@@ -43,8 +43,9 @@ std::optional<objection> object_to(const rank_machine& m, const prepare_transiti
   if (member == leaver || (leaver && !m.in_group()))
     return objection{refusal::bad_map, "is not exactly one of member and leaver"};
   if (leaver && owns_requests(m))
-    return objection{refusal::owns_requests,
-                     std::to_string(m.rollout->progress.live_requests) + " requests are live"};
+    return objection{refusal::owns_requests, std::to_string(m.rollout->progress.live_requests)
+                                                 + " requests are live"
+                                                 + (moves_open(m) ? ", and one is moving" : "")};
   return {};
 }
 

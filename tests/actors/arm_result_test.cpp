@@ -42,6 +42,23 @@ BOOST_AUTO_TEST_CASE(a_hole_an_overlap_and_a_short_time_line_are_found) {
   check({{rank_state::busy, us(1), us(10)}});
 }
 
+BOOST_AUTO_TEST_CASE(migrations_are_counted_and_their_pause_is_told) {
+  arm_books books;
+  books.epochs.emplace_back();
+  for (std::uint32_t missed : {2u, 1u, 7u}) {
+    request_moved m;
+    m.bytes = 100;
+    m.missed_steps = missed;
+    books.moves.push_back(m);
+  }
+  const auto told = books.to_json(prompts)["migrations"];
+  BOOST_TEST(told["count"] == 3);
+  BOOST_TEST(told["bytes"] == 300);
+  BOOST_TEST(told["blackout_steps_p50"] == 2);
+  BOOST_TEST(told["blackout_steps_max"] == 7);
+  BOOST_TEST(arm_books{}.to_json(prompts)["migrations"]["blackout_steps_max"] == 0);
+}
+
 BOOST_AUTO_TEST_CASE(the_digest_sees_every_token_sample_and_prompt) {
   std::map<response_key, kept_response> base{{{0, 0}, {{1, 2}, {}, finish_reason::eos}},
                                              {{1, 0}, {{3}, {}, finish_reason::eos}}};

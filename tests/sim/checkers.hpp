@@ -25,6 +25,12 @@ inline void check_node(const world& w, std::uint32_t n) {
   const auto coordinator = p.transition.now_in;
   const bool committed = coordinator == transition_coordinator::phase::committed
                          || coordinator == transition_coordinator::phase::settling;
+  if (p.rollout) {
+    std::size_t counted = 0;
+    for (const auto& [rank, part] : p.rollout->ranks)
+      counted += part.requests;
+    demand(counted == p.rollout->requests.size(), "I6", "a request counts for two ranks or none");
+  }
   demand(p.who.stamp.epoch <= p.highest_epoch, "I7", "the planner's epochs fall");
   if (committed && p.transition.plan.kind == transition_kind::restore)
     for (std::uint32_t r = 0; r < w.nodes.size(); ++r)
@@ -80,6 +86,12 @@ inline void check_quiescence(const world& w) {
            rank_text(r) + " still has responses");
     demand(!n.engine.reserved() && n.engine.live() == 0 && n.engine.quiescent(), "I9",
            rank_text(r) + "'s engine holds reservations or requests");
+    demand(!n.engine.moves_left(), "I9", rank_text(r) + "'s engine is not done with a move");
+    for (const auto& [key, move] : n.rank.rollout->outbound)
+      demand(move.now_in == outbound_move::phase::ended, "I9",
+             rank_text(r) + " still gives a request away");
+    for (const auto& [key, move] : n.rank.rollout->inbound)
+      demand(move.over(), "I9", rank_text(r) + " still takes a request");
     demand(n.engine.in_group() && n.engine.epoch() == w.planner.who.stamp.epoch, "I9",
            rank_text(r) + " is not in the full world");
     demand(n.engine.resident_count() == n.engine.home_or_owned(), "I9",

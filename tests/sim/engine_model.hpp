@@ -1,5 +1,5 @@
 #pragma once
-// The engine of a simulated rank: see models.hpp.
+// The engine of a simulated rank: see models.hpp. Its part in moves: engine_moves_model.hpp.
 #include "planner/protocol/expert_placement.hpp"
 #include "tests/sim/models.hpp"
 
@@ -67,6 +67,8 @@ inline void engine_model::handle(const any_message& order) {
     settle();
   else if (auto* weights = std::get_if<update_weights>(&order))
     load(*weights);
+  else if (handle_move(order))
+    return;
   else if (std::get_if<adafloor::stop>(&order))
     broken_ = true;
 }
@@ -79,6 +81,7 @@ inline void engine_model::fail() {
 
 inline void engine_model::admit(const engine_admit& order) {
   demand(member_ && quiescent_, "I6", "requests admitted on a rank that cannot serve them");
+  demand(!moves_left(), "I9", "requests are admitted while old ones still move");
   if (rollout_ != order.rollout) {
     requests_.clear();
     live_ = finished_ = 0;
@@ -86,7 +89,7 @@ inline void engine_model::admit(const engine_admit& order) {
     rollout_ = order.rollout;
   }
   for (const auto& spec : order.requests)
-    requests_.push_back({spec, true_tokens(spec), 0, false});
+    requests_.push_back({spec, true_tokens(spec), {}, false, false});
   live_ += static_cast<std::uint32_t>(order.requests.size());
 }
 
@@ -99,8 +102,14 @@ inline void engine_model::start(const engine_start& order) {
 }
 
 inline void engine_model::begin_step() {
+  for (auto& work : std::exchange(deferred_, {}))
+    work();
   become(live_ > 0 ? rank_state::busy : rank_state::dummy);
-  const step_header own{self_, epoch_, step_, ready_epoch_, live_, expert_map_hash(owners_)};
+  auto live = live_;
+  if (world_.bug == mutant::held_requests_do_not_count)
+    for (const auto& r : requests_)
+      live -= r.held && !r.done ? 1 : 0;
+  const step_header own{self_, epoch_, step_, ready_epoch_, live, expert_map_hash(owners_)};
   world_.exchange(own, members_, [this](const step_headers& all) { read_headers(all); });
 }
 
@@ -128,6 +137,8 @@ inline void engine_model::read_headers(const step_headers& all) {
 inline void engine_model::stop_quietly() {
   quiescent_ = true;
   become(rank_state::idle);
+  for (auto& work : std::exchange(deferred_, {}))
+    work();
   if (ready_epoch_ > epoch_) switch_epoch(microseconds{0});
 }
 
@@ -137,18 +148,21 @@ inline void engine_model::finish_step(bool all_ready) {
   ++step_;
   const auto before = live_;
   for (auto& r : requests_) {
-    if (r.done) continue;
-    ++r.generated;
+    if (r.done || r.held) continue;
+    world_.note_token(self_, rollout_, r.spec.id, r.generated.size());
+    r.generated.push_back(r.tokens[r.generated.size()]);
     ++generated_;
-    if (r.generated < r.tokens.size()) continue;
+    if (r.generated.size() < r.tokens.size()) continue;
     r.done = true;
     --live_;
     ++finished_;
-    response done{rollout_, r.spec.id, r.tokens, {}, finish_reason::eos, step_};
-    done.logprobs.assign(r.tokens.size(), -0.5f);
+    for (const auto& [key, move] : std::map(leaving_))
+      if (key.request == r.spec.id) conclude_move(key, move_outcome::finished);
+    response done{rollout_, r.spec.id, r.generated, {}, finish_reason::eos, step_};
+    done.logprobs.assign(r.generated.size(), -0.5f);
     say(std::move(done));
   }
-  if (live_ != before) say(rank_progress{rollout_, epoch_, step_, live_, finished_, generated_});
+  if (live_ != before) report_progress();
   if (all_ready) {
     become(rank_state::transition);
     switch_epoch(world_.rng.delay(10, 500));
@@ -157,6 +171,10 @@ inline void engine_model::finish_step(bool all_ready) {
     begin_step();
   else
     become(rank_state::idle);
+}
+
+inline void engine_model::report_progress() {
+  say(rank_progress{rollout_, epoch_, step_, live_, finished_, generated_});
 }
 
 inline void engine_model::switch_epoch(microseconds pause) {

@@ -40,6 +40,12 @@ enum class mutant {
   map_given_from_plan_not_slots,
   member_switches_alone,
   timeline_loses_time,
+  source_frees_before_commit,
+  source_resumes_when_unsure,
+  destination_forgets_commits,
+  move_number_used_twice,
+  leaver_takes_requests,
+  held_requests_do_not_count,
 };
 const char* name_of(mutant);
 
@@ -53,6 +59,14 @@ struct step_header {
   std::uint64_t map_hash = 0;
 };
 using step_headers = std::vector<step_header>;
+
+/// One round of a moving request, as it lies on its source's shelf.
+struct kv_blob {
+  bool last = false;
+  rollout_request spec;
+  std::uint32_t first = 0;      ///< index of the first token in the response
+  std::vector<token_id> tokens; ///< their KV
+};
 
 /// What a model may ask of its world.
 struct host {
@@ -68,6 +82,12 @@ struct host {
   /// An engine runs `epoch` now; the world checks that everyone means the same group and map.
   virtual void note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
                            const std::vector<rank_id>& owners) = 0;
+  /// Pulls a round from `from`; `done` runs once on `by`, with nothing when it cannot be had.
+  virtual void fetch_round(rank_id by, rank_id from, const kv_ready& round,
+                           std::function<void(std::optional<kv_blob>)> done) = 0;
+  /// The engine of `rank` generated token number `index` of the request.
+  virtual void note_token(rank_id rank, rollout_id rollout, request_id request,
+                          std::size_t index) = 0;
   virtual microseconds clock(std::uint32_t node) const = 0;
   virtual const fault_profile& faults() const = 0;
   random_stream rng{0};
@@ -86,6 +106,8 @@ public:
   bool reserved() const { return prepared_.has_value(); }
   epoch_id epoch() const { return epoch_; }
   std::uint32_t live() const { return live_; }
+  bool moves_left() const { return !leaving_.empty() || !arriving_.empty() || !shelf_.empty(); }
+  std::optional<kv_blob> shelved(const kv_ready& round) const;
   const std::vector<rank_id>& members() const { return members_; }
   const std::vector<rank_id>& owners() const { return owners_; }
   bool resident(std::uint32_t expert) const { return resident_[expert]; }
@@ -102,8 +124,16 @@ private:
   struct running_request {
     rollout_request spec;
     std::vector<token_id> tokens;
-    std::uint32_t generated = 0;
+    std::vector<token_id> generated;
     bool done = false;
+    bool held = false; ///< stands still between two ranks
+  };
+  struct leaving {
+    std::uint32_t sent = 0; ///< tokens
+    engine_move_ended figures;
+  };
+  struct arriving {
+    std::vector<token_id> tokens;
   };
   void admit(const engine_admit&);
   void start(const engine_start&);
@@ -113,6 +143,17 @@ private:
   void commit(epoch_id epoch);
   void settle();
   void load(const update_weights&);
+  bool handle_move(const any_message&);
+  void at_boundary(const any_message&);
+  running_request* find(request_id);
+  void offer(const move_key&);
+  void make_round(const engine_move_round&);
+  void end_move(const engine_move_end&);
+  void conclude_move(const move_key&, move_outcome);
+  void reserve(const engine_receive_begin&);
+  void take(const kv_ready&, const std::optional<kv_blob>&);
+  void give_back(const move_key&);
+  void report_progress();
   void begin_step();
   void read_headers(const step_headers&);
   void finish_step(bool all_ready);
@@ -130,6 +171,10 @@ private:
   std::optional<preparation> prepared_;
   rollout_id rollout_;
   std::vector<running_request> requests_;
+  std::map<move_key, leaving> leaving_;
+  std::map<move_key, arriving> arriving_;
+  std::map<move_key, std::pair<std::uint32_t, kv_blob>> shelf_; ///< the newest round
+  std::vector<std::function<void()>> deferred_;                 ///< to the end of the running step
   std::uint32_t live_ = 0, finished_ = 0;
   std::uint64_t step_ = 0, generated_ = 0;
   rank_state state_ = rank_state::idle;

@@ -49,7 +49,9 @@ struct fault_profile {
   double wrong_coverage = 0;                   ///< an engine reports one expert too few
   double worker_crash = 0, worker_stubborn = 0;
   double weights_refusal = 0;
-  double pause = 0; ///< of a node, per tick: it does nothing for a while
+  double pull_failure = 0; ///< of one round of a moving request
+  double no_room = 0;      ///< for one that wants to move in
+  double pause = 0;        ///< of a node, per tick: it does nothing for a while
   std::int64_t pause_max_us = 700'000;
 };
 

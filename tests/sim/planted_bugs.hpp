@@ -36,6 +36,18 @@ inline const char* name_of(mutant m) {
     return "a member switches before every header says so";
   case mutant::timeline_loses_time:
     return "a time line loses time";
+  case mutant::source_frees_before_commit:
+    return "a source frees a request when the last round is ready";
+  case mutant::source_resumes_when_unsure:
+    return "a source resumes a request whose fate it does not know";
+  case mutant::destination_forgets_commits:
+    return "a destination forgets which requests it took over";
+  case mutant::move_number_used_twice:
+    return "the number of a move is used again";
+  case mutant::leaver_takes_requests:
+    return "a rank that is about to leave takes a request";
+  case mutant::held_requests_do_not_count:
+    return "requests between two ranks do not count as live";
   }
   return "?";
 }
@@ -61,6 +73,16 @@ inline void world::plant_before(const envelope& message) {
         r.state = planner_machine::response_state::missing;
   } else if (bug == mutant::sidecar_returns_with_worker_running) {
     if (std::get_if<lease_revoke>(&message.body)) n.sidecar.worker_gone = true;
+  } else if (bug == mutant::destination_forgets_commits) {
+    if (auto* round = std::get_if<kv_ready>(&message.body); round && n.rank.rollout)
+      if (auto found = n.rank.rollout->inbound.find(round->key);
+          found != n.rank.rollout->inbound.end() && found->second.over())
+        n.rank.rollout->inbound.erase(found);
+  } else if (bug == mutant::move_number_used_twice) {
+    planner.moves_ordered = 0;
+  } else if (bug == mutant::leaver_takes_requests) {
+    if (std::get_if<move_offer>(&message.body) && n.rank.transition)
+      n.rank.transition->plan.leavers.clear();
   }
 }
 
@@ -98,6 +120,33 @@ inline void world::plant(const envelope& message, effects& out) {
     for (auto& m : out)
       if (auto* report = std::get_if<rollout_report>(&m.body); report && !report->intervals.empty())
         report->intervals.erase(report->intervals.begin());
+  } else if (self.role == role_kind::rank && nodes[self.rank.value].rank.rollout) {
+    plant_in_moves(message, out);
+  }
+}
+
+/// A planner that does not care who is about to leave.
+inline void world::order_moves_to_leavers(effects& out) {
+  const auto phase = std::exchange(planner.transition.now_in, transition_coordinator::phase::none);
+  if (phase != transition_coordinator::phase::none)
+    for (std::uint32_t r = 0; r < what.requests; ++r)
+      for (const auto leaver : planner.transition.plan.leavers)
+        order_move(planner, request_id{r}, leaver, now, out);
+  planner.transition.now_in = phase;
+}
+
+/// A source that does not wait for the destination's word.
+inline void world::plant_in_moves(const envelope& message, effects& out) {
+  const auto engine = role_at(message.to.rank, role_kind::engine);
+  for (auto& [key, move] : nodes[message.to.rank.value].rank.rollout->outbound) {
+    if (move.now_in != outbound_move::phase::handing_over) continue;
+    const bool frees = bug == mutant::source_frees_before_commit;
+    const bool resumes = bug == mutant::source_resumes_when_unsure
+                         && local(message.to.rank.value) - move.began_at > microseconds{50'000};
+    if (!frees && !resumes) continue;
+    move.now_in = outbound_move::phase::ending;
+    const auto how = frees ? move_outcome::moved : move_outcome::given_up;
+    out.push_back({message.to, engine, {}, {}, engine_move_end{key, how}});
   }
 }
 

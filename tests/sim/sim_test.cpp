@@ -26,6 +26,7 @@ constexpr std::uint64_t seeds_by_default = 5000;
 struct coverage {
   std::uint64_t rollouts = 0, contractions = 0, restorations = 0, aborted = 0, leases = 0,
                 forced = 0, units = 0, failures = 0, stale = 0, events = 0;
+  std::map<move_outcome, std::uint64_t> moves;
 };
 
 void add(coverage& c, const world& w) {
@@ -40,6 +41,8 @@ void add(coverage& c, const world& w) {
     c.forced += lease.forced;
   c.units += w.recorder.answers.size();
   c.failures += w.trainer.failed.size();
+  for (const auto& move : w.trainer.moves)
+    ++c.moves[move.outcome];
   for (const auto& n : w.nodes)
     c.stale += n.rank.drops.stale_epoch + n.rank.drops.stale_lease + n.rank.drops.stale_rollout;
   c.events += w.events;
@@ -122,11 +125,17 @@ BOOST_AUTO_TEST_CASE(invariants_hold_whatever_the_network_does) {
             << c.contractions << " contractions, " << c.restorations << " restorations, "
             << c.aborted << " aborted transitions, " << c.leases << " leases (" << c.forced
             << " forced), " << c.units << " units, " << c.failures << " clear failures, " << c.stale
-            << " stale messages dropped\n";
+            << " stale messages dropped; orders to move:";
+  for (const auto& [how, count] : c.moves)
+    std::cout << ' ' << count << ' ' << name_of(how);
+  std::cout << '\n';
   if (runs < 1000) return; // a few chosen seeds need not show everything
   for (auto count : {c.rollouts, c.contractions, c.restorations, c.aborted, c.leases, c.forced,
                      c.units, c.failures, c.stale})
     BOOST_TEST(count > 0);
+  for (auto how :
+       {move_outcome::moved, move_outcome::refused, move_outcome::finished, move_outcome::given_up})
+    BOOST_TEST(c.moves[how] > 0, name_of(how));
 }
 
 BOOST_AUTO_TEST_CASE(a_quiet_network_contracts_to_every_planned_size) {
@@ -149,13 +158,14 @@ BOOST_AUTO_TEST_CASE(a_quiet_network_contracts_to_every_planned_size) {
 }
 
 BOOST_AUTO_TEST_CASE(planted_bugs_are_caught) {
-  for (int number = 1; number <= static_cast<int>(mutant::timeline_loses_time); ++number) {
+  for (int number = 1; number <= static_cast<int>(mutant::held_requests_do_not_count); ++number) {
     const auto bug = static_cast<mutant>(number);
     std::uint64_t seed = 1;
     std::string broken;
     for (; seed <= 400 && broken.empty(); ++seed) {
       auto s = scenario_of(seed);
       s.bug = bug;
+      s.moves = bug < mutant::source_frees_before_commit ? 0 : 0.3;
       s.time_limit = microseconds{60'000'000};
       broken = outcome_of(s, nullptr, nullptr, nullptr);
     }

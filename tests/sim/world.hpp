@@ -6,6 +6,7 @@
 #include "planner/protocol/rank.hpp"
 #include "planner/protocol/sidecar.hpp"
 #include "tests/sim/engine_model.hpp"
+#include "tests/sim/engine_moves_model.hpp"
 #include "tests/sim/other_models.hpp"
 
 #include <deque>
@@ -31,6 +32,7 @@ struct scenario {
   std::optional<std::uint32_t> engine_failure;
   microseconds fault_at{0};
   bool update_weights = true;
+  double moves = 0; ///< chance of an order to move a request, per tick
   mutant bug = mutant::none;
 };
 
@@ -57,6 +59,7 @@ struct trainer_model {
   std::vector<rollout_done> done;
   std::vector<rollout_failed> failed;
   std::vector<lease_record> leases;
+  std::vector<request_moved> moves;
 };
 
 class world final : public host {
@@ -76,6 +79,9 @@ public:
   }
   void note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
                    const std::vector<rank_id>& owners) override;
+  void fetch_round(rank_id by, rank_id from, const kv_ready& round,
+                   std::function<void(std::optional<kv_blob>)> done) override;
+  void note_token(rank_id rank, rollout_id rollout, request_id request, std::size_t index) override;
   microseconds clock(std::uint32_t node) const override {
     return now.time_since_epoch() + nodes[node].clock_skew;
   }
@@ -91,7 +97,8 @@ public:
   recorder_model recorder{*this, rank_id{0}};
   trainer_model trainer;
   std::map<epoch_id, std::pair<std::vector<rank_id>, std::uint64_t>> groups; ///< I1
-  std::uint64_t hash = 0; ///< of all that was delivered
+  std::map<std::pair<rollout_id, request_id>, std::size_t> tokens; ///< I6: generated so far
+  std::uint64_t hash = 0;                                          ///< of all that was delivered
   std::uint64_t events = 0;
   std::ostream* trace = nullptr;
 
@@ -119,9 +126,12 @@ private:
   void route(std::uint32_t from, effects& out);
   void send(envelope message);
   void tick_node(std::uint32_t n);
+  void order_some_move(effects& out);
+  void order_moves_to_leavers(effects& out);
   void note_delivery(const envelope& message);
   void write_trace(const char* what_happened, const envelope& message);
   void plant(const envelope& message, effects& out);
+  void plant_in_moves(const envelope& message, effects& out);
   void plant_before(const envelope& message);
   time_point local(std::uint32_t n) const { return now + nodes[n].clock_skew; }
 

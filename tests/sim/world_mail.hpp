@@ -198,6 +198,8 @@ inline void world::to_trainer(const envelope& message) {
     go_on();
   } else if (auto* lease = std::get_if<lease_record>(&message.body)) {
     t.leases.push_back(*lease);
+  } else if (auto* moved = std::get_if<request_moved>(&message.body)) {
+    t.moves.push_back(*moved);
   } else if (std::get_if<stopped>(&message.body)) {
     t.now_in = trainer_model::stage::stopped;
   }

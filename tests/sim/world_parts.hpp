@@ -62,6 +62,9 @@ inline scenario scenario_of(std::uint64_t seed) {
   if (kind == 0) s.crash = victim;
   if (kind == 1) s.engine_failure = victim;
   if (kind == 2) s.unkillable = victim;
+  if (rng.chance(0.5)) s.moves = 0.3;
+  if (rng.chance(0.3)) f.pull_failure = 0.1;
+  if (rng.chance(0.3)) f.no_room = 0.2;
   return s;
 }
 
@@ -80,6 +83,7 @@ inline world::world(scenario s)
     rank.world_size = what.world_size;
     rank.incarnation = incarnation;
     rank.response_window = 2;
+    rank.handoff.copy_max = microseconds{300'000};
     sidecar_config sidecar;
     sidecar.self = rank_id{r};
     sidecar.kill_max = microseconds{500'000};
@@ -141,12 +145,41 @@ inline void world::tick_node(std::uint32_t n) {
   if (n == 0) {
     tick(membership, now, out);
     tick(planner, now, out);
+    if (what.moves > 0 && rng.chance(what.moves)) order_some_move(out);
     tick(broker, now, out);
   }
   route(n, out);
   if (rng.chance(current_faults.pause))
     nodes[n].paused_until = now + rng.delay(1'000, current_faults.pause_max_us);
   after(n, microseconds{10'000}, [this, n] { tick_node(n); });
+}
+
+/// Any request, to any rank: the planner decides whether that makes sense.
+inline void world::order_some_move(effects& out) {
+  const request_id request{rng.below(what.requests)};
+  const rank_id to{static_cast<std::uint32_t>(rng.below(what.world_size))};
+  if (bug == mutant::leaver_takes_requests) return order_moves_to_leavers(out);
+  order_move(planner, request, to, now, out);
+}
+
+/// The bytes are read at one moment and arrive at a later one.
+inline void world::fetch_round(rank_id by, rank_id from, const kv_ready& round,
+                               std::function<void(std::optional<kv_blob>)> done) {
+  const bool fails = rng.chance(current_faults.pull_failure);
+  after(by.value, rng.delay(10, 3'000), [this, by, from, round, fails, done] {
+    const auto& source = nodes[from.value];
+    auto blob = fails || source.crashed ? std::nullopt : source.engine.shelved(round);
+    after(by.value, rng.delay(10, 3'000), [blob = std::move(blob), done] { done(blob); });
+  });
+}
+
+inline void world::note_token(rank_id rank, rollout_id rollout, request_id request,
+                              std::size_t index) {
+  const auto have = tokens[{rollout, request}]++;
+  if (have == index) return;
+  throw violation("I6: rank " + std::to_string(rank.value) + " generates token "
+                  + std::to_string(index) + " of request " + std::to_string(request.value)
+                  + ", which has " + std::to_string(have));
 }
 
 inline void world::exchange(const step_header& own, const std::vector<rank_id>& members,

@@ -1,0 +1,85 @@
+#pragma once
+// The engine's side of live requests that move between ranks (messages/kv.hpp): at the source a
+// shelf of finished rounds that the destination pulls, at the destination what has arrived so far.
+// Blobs on the shelf are copies, so a page may be used again while a transfer still reads it.
+#include "actors/ucx_bulk.hpp"
+#include "gpu/engine.hpp"
+#include "messages/catalog.hpp"
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace adafloor {
+
+/// Name of a round among the bulk transfers: "kv/<rollout>/<request>/<move>/<round>".
+std::string kv_blob_name(const move_key& key, std::uint32_t round);
+
+/// A round that was pulled, or why it was not.
+struct kv_arrival {
+  engine_receive_round order;
+  result<shared_bytes> blob;
+};
+
+/// Thread: the engine's, except where marked; the engine is used between its steps only. `step` is
+/// always the number of steps that this rank has done in the rollout.
+class kv_moves {
+public:
+  struct surroundings {
+    std::function<void(any_message)> tell; ///< to the rank's machine
+    /// Pulls bytes by name; calls back once, on any thread.
+    std::function<void(rank_id from, std::string name,
+                       std::function<void(result<shared_bytes>)> done)>
+        fetch;
+    /// Any thread: brings what was pulled to the engine's thread, where `take` gets it.
+    std::function<void(kv_arrival)> arrived;
+    std::uint64_t round_bytes_max = std::uint64_t{8} << 20; ///< of pages; at least one goes
+  };
+  kv_moves(engine& model, surroundings around) : engine_(model), around_(std::move(around)) {}
+
+  /// A request that was admitted here needs so many pages wherever it runs.
+  void admitted(request_id request, std::uint32_t pages) { pages_[request] = pages; }
+  /// A request has ended here; told to the rank when it was about to move.
+  void ended(request_id request);
+  /// Requests that stand still between two ranks. They count as live, or the group would stop
+  /// before the other rank has them.
+  std::uint32_t held() const;
+  /// Whether a request is leaving or arriving.
+  bool open() const { return !leaving_.empty() || !arriving_.empty(); }
+
+  void on(const engine_move_begin& m);
+  void on(const engine_move_round& m, std::uint64_t step);
+  void on(const engine_move_end& m);
+  void on(const engine_receive_begin& m);
+  void on(const engine_receive_cancel& m);
+  /// Any thread: pulling need not wait for the running step.
+  void pull(const engine_receive_round& m) const;
+  void take(const kv_arrival& a, std::uint64_t step);
+
+  /// Any thread. Errors: refused when the name is not on the shelf.
+  result<shared_bytes> shelved(const std::string& name) const;
+
+private:
+  struct leaving {
+    std::uint32_t full_sent = 0; ///< leading full pages that the destination has
+    bool held = false;
+    std::string blob_name;
+    engine_move_ended figures;
+  };
+
+  std::uint32_t computed(request_id request) const;
+  void finish(std::map<move_key, leaving>::iterator move, move_outcome how);
+  void put_on_shelf(leaving& move, const kv_ready& round, byte_string blob);
+
+  engine& engine_;
+  surroundings around_;
+  std::map<request_id, std::uint32_t> pages_; ///< of requests that are here
+  std::map<move_key, leaving> leaving_;
+  std::map<move_key, std::uint32_t> arriving_; ///< pages reserved
+
+  mutable std::mutex mutex_; // guards shelf_
+  std::map<std::string, std::shared_ptr<const byte_string>> shelf_;
+};
+
+} // namespace adafloor

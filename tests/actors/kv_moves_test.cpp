@@ -1,0 +1,243 @@
+// Two engines that decode together while requests move from one to the other, the network being
+// played by the test: what a destination is told, what tokens come out, what is left behind.
+#define BOOST_TEST_MODULE kv_moves
+#include "actors/kv_moves.hpp"
+#include "tests/gpu/engine_world.hpp"
+
+#include <deque>
+
+using namespace adafloor;
+using namespace adafloor::tests;
+
+namespace {
+
+constexpr std::uint64_t small_rounds = 1; ///< one page a round
+
+/// One rank's part; what it tells its machine is kept.
+struct desk {
+  std::vector<any_message> told;
+  std::deque<kv_arrival> arrivals;
+  std::unique_ptr<kv_moves> moves;
+
+  template <class M>
+  std::vector<M> all() const {
+    std::vector<M> found;
+    for (const auto& m : told)
+      if (const auto* x = std::get_if<M>(&m)) found.push_back(*x);
+    return found;
+  }
+  template <class M>
+  M newest() const {
+    const auto found = all<M>();
+    BOOST_REQUIRE(!found.empty());
+    return found.back();
+  }
+};
+
+request_spec sample(std::uint64_t id, std::size_t prompt_tokens, std::uint32_t max_tokens) {
+  request_spec r;
+  r.id = request_id{id};
+  r.random_key = 40 + id;
+  for (std::size_t i = 0; i < prompt_tokens; ++i)
+    r.prompt.push_back(static_cast<token_id>(1 + (i * 7 + id) % 12));
+  r.max_tokens = max_tokens;
+  r.ignore_eos = true;
+  return r;
+}
+
+struct pair_of_ranks : engine_world {
+  desk source, taker;
+  std::uint64_t steps = 0;
+  bool cut = false; ///< pulls fail
+  const move_key key{rollout_id{1}, request_id{1}, 1};
+
+  explicit pair_of_ranks(std::uint64_t round_bytes_max = small_rounds, engine_options o = {})
+    : engine_world(collatz, 2, o) {
+    attach(source, 0, round_bytes_max);
+    attach(taker, 1, round_bytes_max);
+  }
+  void attach(desk& d, std::size_t rank, std::uint64_t round_bytes_max) {
+    kv_moves::surroundings around;
+    around.round_bytes_max = round_bytes_max;
+    around.tell = [&d](any_message m) { d.told.push_back(std::move(m)); };
+    around.arrived = [&d](kv_arrival a) { d.arrivals.push_back(std::move(a)); };
+    around.fetch = [this](rank_id, const std::string& name, auto answer) {
+      if (cut) return answer(fail(error_code::peer_lost, "the line is cut"));
+      answer(source.moves->shelved(name));
+    };
+    d.moves = std::make_unique<kv_moves>(at(rank), around);
+  }
+  void admit(const request_spec& spec) {
+    const auto prompt = static_cast<std::uint32_t>(spec.prompt.size());
+    must(at(0).add_request(spec));
+    source.moves->admitted(spec.id, at(0).pages_for(prompt, spec.max_tokens));
+  }
+  void decode(int count) {
+    for (int i = 0; i < count; ++i, ++steps)
+      for (auto& out : step())
+        for (const auto& f : out.finished) {
+          source.moves->ended(f.id);
+          taker.moves->ended(f.id);
+        }
+  }
+  void decode_to_the_end() {
+    while (live() > 0)
+      decode(1);
+  }
+  void offer() {
+    source.moves->on(engine_move_begin{key});
+    taker.moves->on(engine_receive_begin{key, source.newest<engine_move_offer>().pages});
+  }
+  kv_ready round(std::uint32_t number) {
+    source.moves->on(engine_move_round{key, number}, steps);
+    return source.newest<kv_ready>();
+  }
+  void deliver(const kv_ready& what) {
+    taker.moves->pull({what, rank_id{0}});
+    taker.moves->take(taker.arrivals.back(), steps);
+  }
+  /// Rounds, with `between` steps after each, up to the last, which is not delivered yet.
+  kv_ready copy(int between) {
+    for (std::uint32_t number = 0;; ++number) {
+      const auto what = round(number);
+      if (what.last) return what;
+      deliver(what);
+      BOOST_TEST(taker.newest<kv_taken>().round == number);
+      decode(between);
+    }
+  }
+  void check_nothing_left() {
+    for (std::size_t r = 0; r < size(); ++r) {
+      BOOST_TEST(at(r).kv().used == 0u);
+      BOOST_TEST(at(r).kv().promised == 0u);
+    }
+    BOOST_TEST(source.moves->held() == 0u);
+  }
+};
+
+/// What the requests give when nobody disturbs them.
+std::map<request_id, request_output> undisturbed(const std::vector<request_spec>& specs) {
+  pair_of_ranks world;
+  for (const auto& s : specs)
+    world.admit(s);
+  world.decode_to_the_end();
+  return std::move(world.outputs);
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(a_request_goes_on_elsewhere_with_the_same_tokens) {
+  const std::vector<request_spec> specs{sample(1, 40, 70), sample(2, 20, 90)};
+  pair_of_ranks world;
+  for (const auto& s : specs)
+    world.admit(s);
+  world.decode(30);
+  world.offer();
+  const auto last = world.copy(2);
+  BOOST_TEST(last.round >= 3u);
+  BOOST_TEST(world.source.moves->held() == 1u);
+  world.decode(2); // the others go on while it is on its way
+  world.deliver(last);
+  BOOST_TEST(world.taker.newest<move_committed>().at_step == world.steps);
+  world.source.moves->on(engine_move_end{world.key, move_outcome::moved});
+  const auto figures = world.source.newest<engine_move_ended>();
+  BOOST_TEST((figures.outcome == move_outcome::moved));
+  BOOST_TEST(figures.rounds == last.round + 1);
+  BOOST_TEST(world.steps - figures.stopped_at_step == 2u);
+  // Nothing was copied twice: the pages that the request had when it stopped, and little more.
+  const auto page_bytes = world.at(0).facts().kv_page_bytes;
+  BOOST_TEST(figures.pages == last.round + last.pages);
+  BOOST_TEST(figures.bytes >= figures.pages * page_bytes);
+  BOOST_TEST(figures.bytes < (figures.pages + 1) * page_bytes);
+  BOOST_TEST(world.at(1).live_requests() == 1u);
+  world.decode_to_the_end();
+  BOOST_TEST(same_bits(undisturbed(specs), world.outputs));
+  world.check_nothing_left();
+}
+
+BOOST_AUTO_TEST_CASE(rounds_hold_as_many_pages_as_fit) {
+  pair_of_ranks world(std::uint64_t{8} << 20);
+  world.admit(sample(1, 200, 40));
+  world.decode(10);
+  world.offer();
+  BOOST_TEST(world.round(0).pages >= 12u);
+  BOOST_TEST(!world.source.newest<kv_ready>().last);
+  BOOST_TEST(world.round(1).last);
+}
+
+BOOST_AUTO_TEST_CASE(a_request_that_nobody_takes_goes_on_at_home) {
+  const std::vector<request_spec> specs{sample(1, 40, 70)};
+  pair_of_ranks world;
+  world.admit(specs[0]);
+  world.decode(20);
+  world.offer();
+  const auto last = world.copy(0);
+  world.cut = true;
+  world.deliver(last);
+  BOOST_TEST(contains(world.taker.newest<move_rejected>().text, "line is cut"));
+  BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
+  world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
+  BOOST_TEST(world.source.moves->held() == 0u);
+  world.decode_to_the_end();
+  BOOST_TEST(same_bits(undisturbed(specs), world.outputs));
+  world.check_nothing_left();
+}
+
+BOOST_AUTO_TEST_CASE(a_request_that_ends_in_the_middle_is_not_moved) {
+  pair_of_ranks world;
+  world.admit(sample(1, 40, 8));
+  world.decode(5);
+  world.offer();
+  world.deliver(world.round(0));
+  world.decode_to_the_end();
+  BOOST_TEST((world.source.newest<engine_move_ended>().outcome == move_outcome::finished));
+  const auto told = world.source.told.size();
+  world.source.moves->on(engine_move_round{world.key, 1}, world.steps); // was on its way
+  world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
+  BOOST_TEST(world.source.told.size() == told);
+  world.taker.moves->on(engine_receive_cancel{world.key});
+  BOOST_TEST(world.taker.all<move_cancelled>().size() == 1u);
+  world.check_nothing_left();
+  world.source.moves->on(engine_move_begin{{rollout_id{1}, request_id{1}, 2}});
+  BOOST_TEST((world.source.newest<engine_move_ended>().outcome == move_outcome::finished));
+}
+
+BOOST_AUTO_TEST_CASE(what_arrives_after_it_was_given_back_is_dropped) {
+  pair_of_ranks world;
+  world.admit(sample(1, 40, 30));
+  world.decode(5);
+  world.offer();
+  const auto first = world.round(0);
+  world.taker.moves->pull({first, rank_id{0}});
+  world.taker.moves->on(engine_receive_cancel{world.key});
+  world.taker.moves->take(world.taker.arrivals.back(), world.steps);
+  BOOST_TEST(world.taker.all<kv_taken>().empty());
+  BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
+}
+
+BOOST_AUTO_TEST_CASE(a_destination_without_room_refuses) {
+  engine_options tight;
+  tight.kv_pages = 8;
+  pair_of_ranks world(small_rounds, tight);
+  must(world.at(1).add_request(sample(9, 20, 90)));
+  world.admit(sample(1, 20, 90));
+  world.decode(3);
+  world.offer();
+  BOOST_TEST(contains(world.taker.newest<move_refused>().text, "KV pages"));
+}
+
+BOOST_AUTO_TEST_CASE(a_blob_stays_whole_while_it_is_read_and_goes_when_it_is_taken) {
+  pair_of_ranks world;
+  world.admit(sample(1, 60, 30));
+  world.decode(5);
+  world.offer();
+  world.round(0);
+  const auto name = kv_blob_name(world.key, 0);
+  BOOST_TEST(name == "kv/1/1/1/0");
+  const auto reading = must(world.source.moves->shelved(name));
+  world.round(1); // says that round 0 was taken
+  BOOST_TEST(contains(text_of(world.source.moves->shelved(name)), "not offered"));
+  BOOST_TEST(reading.bytes.size > world.at(0).facts().kv_page_bytes);
+  world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
+  BOOST_TEST(!world.source.moves->shelved(kv_blob_name(world.key, 1)).has_value());
+}
