@@ -85,7 +85,9 @@ result<void> check_runtime(const job& task) {
       unless(task.device == "cpu", "--device {}: this build has cpu", task.device),
       unless(task.ep.residency == "natural" || task.ep.residency == "planned",
              "--residency {}: there are natural, planned", task.ep.residency),
-      unless(task.ep.migrate == "off", "--migrate {}: there is off", task.ep.migrate),
+      unless(task.ep.migrate == "off" || task.ep.migrate == "stragglers"
+                 || task.ep.migrate == "consolidate",
+             "--migrate {}: there are off, stragglers, consolidate", task.ep.migrate),
       unless(task.guard.ratio == 0 || task.guard.ratio >= 1,
              "--guard-ratio {}: at least 1, or 0 for fitted", task.guard.ratio),
       unless(task.guard.quantile > 0 && task.guard.quantile < 1,
