@@ -55,6 +55,7 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "rank-seconds") return plain(number_at(object_at(arm, "ledger"), "rank_seconds"), 2);
   if (row == "contractions") return transitions_of(arm, "contract");
   if (row == "restorations") return transitions_of(arm, "restore");
+  if (row == "requests moved") return count("migrations", "count");
   if (row == "leases granted") return count("leases", "granted");
   if (row == "leases forced") return count("leases", "forced");
   if (row == "sidecar completed") return count("sidecar", "completed");
@@ -109,6 +110,9 @@ std::string side_by_side(const json& arms) {
       "  busy",          "  dummy",      "  leased",         "  transition",  "  idle",
       "contractions",    "restorations", "leases granted",   "leases forced", "sidecar completed",
       "sidecar correct", "tokens digest"};
+  const auto moves = [](const json& arm) { return text_at(arm, "migrate", "off") != "off"; };
+  if (std::any_of(arms.begin(), arms.end(), moves))
+    rows.insert(std::find(rows.begin(), rows.end(), "leases granted"), "requests moved");
   if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;

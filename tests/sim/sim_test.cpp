@@ -157,6 +157,33 @@ BOOST_AUTO_TEST_CASE(a_quiet_network_contracts_to_every_planned_size) {
   BOOST_TEST(!w.trainer.leases.empty());
 }
 
+BOOST_AUTO_TEST_CASE(a_quiet_network_packs_what_its_rules_let_move) {
+  for (const auto residency : {residency_kind::natural, residency_kind::planned})
+    for (const bool adaptive : {false, true}) {
+      scenario s;
+      s.seed = 7;
+      s.requests = 64;
+      s.max_tokens = 200;
+      s.places = 12;
+      s.rules.residency = residency;
+      s.rules.migrate = migrate_kind::consolidate;
+      s.rules.adaptive = adaptive;
+      world w(s);
+      w.run();
+      BOOST_REQUIRE_EQUAL(w.trainer.done.size(), 2u);
+      BOOST_TEST(!w.trainer.moves.empty());
+      for (const auto& move : w.trainer.moves)
+        BOOST_TEST((move.outcome == move_outcome::moved || move.outcome == move_outcome::finished));
+      for (const auto& done : w.trainer.done) {
+        BOOST_REQUIRE(!done.transitions.empty());
+        BOOST_TEST(done.transitions.front().to < 8u);
+        BOOST_TEST(done.transitions.back().to == 8u);
+        if (residency == residency_kind::planned)
+          BOOST_TEST(done.transitions.front().members.back() == rank_id{7});
+      }
+    }
+}
+
 BOOST_AUTO_TEST_CASE(planted_bugs_are_caught) {
   for (int number = 1; number <= static_cast<int>(mutant::held_requests_do_not_count); ++number) {
     const auto bug = static_cast<mutant>(number);
@@ -166,6 +193,7 @@ BOOST_AUTO_TEST_CASE(planted_bugs_are_caught) {
       auto s = scenario_of(seed);
       s.bug = bug;
       s.moves = bug < mutant::source_frees_before_commit ? 0 : 0.3;
+      s.rules = {}; // So that a bug shows without the luck of a decision.
       s.time_limit = microseconds{60'000'000};
       broken = outcome_of(s, nullptr, nullptr, nullptr);
     }

@@ -33,6 +33,8 @@ struct scenario {
   microseconds fault_at{0};
   bool update_weights = true;
   double moves = 0; ///< chance of an order to move a request, per tick
+  exit_rules rules; ///< how exits are decided; forecasts are made with the requests
+  int places = 64;  ///< requests that decisions put on one rank
   mutant bug = mutant::none;
 };
 

@@ -132,6 +132,7 @@ inline void world::order_rollout() {
   auto& t = trainer;
   t.order = {};
   t.order.rollout = rollout_id{t.next_rollout};
+  t.order.rules = what.rules;
   for (std::uint32_t i = 0; i < what.requests; ++i) {
     rollout_request r;
     r.id = request_id{i};
@@ -140,6 +141,9 @@ inline void world::order_rollout() {
     r.max_tokens = what.max_tokens;
     t.order.requests.push_back(r);
     t.order.homes.emplace_back(static_cast<std::uint32_t>(rng.below(what.world_size)));
+    t.order.rules.prompts.push_back(i);
+    const auto length = static_cast<std::int32_t>(1 + r.random_key % what.max_tokens);
+    t.order.rules.forecasts.push_back({3, true, {length}, {length, length / 2}});
   }
   for (auto to : what.exits)
     t.order.exits.push_back({what.max_tokens / 2, to});

@@ -15,6 +15,8 @@ inline planner_config planner_settings(const scenario& s) {
   c.world_size = s.world_size;
   c.experts = s.experts;
   c.part_requests_max = 4;
+  c.weighing.max_num_seqs = s.places;
+  c.weighing.kv.max_response_length = static_cast<std::int32_t>(s.max_tokens);
   c.transition.prepare_max = microseconds{1'500'000};
   c.transition.abort_max = c.transition.settle_max = microseconds{40'000'000};
   return c;
@@ -65,6 +67,11 @@ inline scenario scenario_of(std::uint64_t seed) {
   if (rng.chance(0.5)) s.moves = 0.3;
   if (rng.chance(0.3)) f.pull_failure = 0.1;
   if (rng.chance(0.3)) f.no_room = 0.2;
+  if (rng.chance(0.3)) s.rules.residency = residency_kind::planned;
+  s.rules.migrate = static_cast<migrate_kind>(rng.between(1, 3));
+  s.rules.adaptive = rng.chance(0.3);
+  s.rules.capacity_tokens = rng.chance(0.3) ? 3 * s.max_tokens : 0;
+  s.places = static_cast<int>(rng.between(2, 12));
   return s;
 }
 
