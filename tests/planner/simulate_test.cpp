@@ -226,3 +226,30 @@ BOOST_AUTO_TEST_CASE(options_are_checked) {
   BOOST_REQUIRE(!unknown.has_value());
   BOOST_TEST(unknown.error().text.find("nearest: adaptive") != std::string::npos);
 }
+
+BOOST_AUTO_TEST_CASE(published_exits_come_earlier_when_what_blocks_them_moves) {
+  auto base = base_of(16, 32);
+  auto past = workload(3, 64, 16, 4096), truth = workload(4, 64, 16, 4096);
+  auto predicted = predict({past}, truth, base.base.prediction);
+  for (const std::string name : {"adafloor_n_f2", "adafloor_p_f4"}) {
+    double leased = 0;
+    for (auto migrate : {migrate_kind::off, migrate_kind::stragglers, migrate_kind::consolidate}) {
+      auto arm = make_arm(name, base);
+      BOOST_REQUIRE(arm.has_value());
+      arm->options.migrate = migrate;
+      auto r = run_arm(*arm, truth, predicted);
+      BOOST_REQUIRE(r.has_value());
+      BOOST_TEST(imbalance(r->ledger) < 1e-9);
+      BOOST_TEST((r->migrations > 0) == (migrate != migrate_kind::off));
+      BOOST_TEST(r->ledger.leased > leased, name << ", " << name_of(migrate));
+      leased = r->ledger.leased;
+      for (std::size_t i = 0; i < r->steps.size(); ++i)
+        for (const auto& t : r->steps[i].transitions) {
+          if (migrate != migrate_kind::stragglers || t.moved == 0) continue;
+          BOOST_TEST(t.moved <= arm->options.stragglers_max);
+          for (const auto& exit : r->plan.steps[i].exits)
+            if (exit.to == t.to) BOOST_TEST(t.at_step >= exit.at);
+        }
+    }
+  }
+}
