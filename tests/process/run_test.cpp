@@ -74,6 +74,37 @@ BOOST_AUTO_TEST_CASE(both_arms_make_the_same_tokens_and_the_books_close) {
   BOOST_TEST(processes_with(out).empty());
 }
 
+BOOST_AUTO_TEST_CASE(requests_that_move_between_ranks_keep_their_tokens) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto ended = run_program({"run", "--ranks", "4", "--floor", "2", "--steps", "2", "--n", "4",
+                                  "--arms", "vanilla,natural,planned", "--migrate", "consolidate",
+                                  "--sidecar-model", "none", "--out", out, "--json"},
+                                 place.path());
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  const auto arms = json::parse(ended.out)["arms"];
+  BOOST_REQUIRE(arms.size() == 3U);
+  for (const auto& arm : arms) {
+    BOOST_TEST(arm["tokens_digest"] == arms[0]["tokens_digest"]);
+    BOOST_TEST((arm["migrations"]["count"] > 0) == (arm["arm"] != "vanilla"), arm.dump());
+  }
+  std::uint64_t moved = 0, bytes = 0;
+  for (const auto& event : events_of(out)) {
+    if (event["event"] != "move") continue;
+    bytes += event["bytes"].get<std::uint64_t>();
+    if (event["outcome"] != "moved") continue;
+    ++moved;
+    BOOST_TEST(event["from"] != event["to"]);
+    BOOST_TEST(event["rounds"] > 0);
+  }
+  const auto told = [&](const char* what) {
+    return arms[1]["migrations"][what].get<std::uint64_t>()
+           + arms[2]["migrations"][what].get<std::uint64_t>();
+  };
+  BOOST_TEST(told("count") == moved);
+  BOOST_TEST(told("bytes") == bytes);
+}
+
 BOOST_AUTO_TEST_CASE(every_contraction_is_followed_by_the_full_world) {
   const scratch_dir place;
   const auto out = place.path() + "/out";
