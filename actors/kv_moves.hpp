@@ -6,9 +6,11 @@
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 
 namespace adafloor {
@@ -61,25 +63,38 @@ public:
   result<shared_bytes> shelved(const std::string& name) const;
 
 private:
+  struct round_of_pages {
+    kv_ready what;
+    byte_string bytes;
+  };
   struct leaving {
-    std::uint32_t full_sent = 0; ///< leading full pages that the destination has
+    std::uint32_t full_made = 0;         ///< leading full pages that are in rounds made so far
+    std::optional<round_of_pages> ahead; ///< made while the destination pulls the one before
     bool held = false;
     std::string blob_name;
     engine_move_ended figures;
   };
+  struct arriving {
+    std::uint32_t pages = 0; ///< reserved
+    std::string problem;     ///< with a round that was said to be taken; the next one tells
+  };
 
   std::uint32_t computed(request_id request) const;
+  std::optional<round_of_pages> make_round(leaving& move, std::uint32_t number);
+  result<round_of_pages> make_last(leaving& move, std::uint32_t number, std::uint64_t step);
   void finish(std::map<move_key, leaving>::iterator move, move_outcome how);
-  void put_on_shelf(leaving& move, const kv_ready& round, byte_string blob);
+  void put_on_shelf(leaving& move, round_of_pages round);
+  byte_string spare_memory();
 
   engine& engine_;
   surroundings around_;
   std::map<request_id, std::uint32_t> pages_; ///< of requests that are here
   std::map<move_key, leaving> leaving_;
-  std::map<move_key, std::uint32_t> arriving_; ///< pages reserved
+  std::map<move_key, arriving> arriving_;
+  std::deque<std::shared_ptr<byte_string>> spare_; ///< off the shelf, perhaps still being read
 
   mutable std::mutex mutex_; // guards shelf_
-  std::map<std::string, std::shared_ptr<const byte_string>> shelf_;
+  std::map<std::string, std::shared_ptr<byte_string>> shelf_;
 };
 
 } // namespace adafloor

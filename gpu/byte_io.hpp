@@ -13,6 +13,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blobs are little-endia
 
 class byte_writer {
 public:
+  /// What `memory` holds is forgotten.
+  explicit byte_writer(byte_string memory = {}) : bytes_(std::move(memory)) { bytes_.clear(); }
   template <class T>
   void put(const T& value) {
     static_assert(std::is_arithmetic_v<T>);

@@ -273,8 +273,10 @@ public:
 
   /// Leading KV pages that are full and so never change again. Errors: bad_input for an unknown id.
   result<std::uint32_t> full_pages(request_id id) const;
-  /// Pages [first, first + count), each with a checksum. Errors: bad_input when not full.
-  result<byte_string> export_pages(request_id id, std::uint32_t first, std::uint32_t count) const;
+  /// Pages [first, first + count) under one checksum. `memory` is used again for the answer: fresh
+  /// memory costs more than the copy. Errors: bad_input when not full.
+  result<byte_string> export_pages(request_id id, std::uint32_t first, std::uint32_t count,
+                                   byte_string memory = {}) const;
   /// Everything that is not in the first `pages_sent` pages: specification, tokens,
   /// log-probabilities, remaining pages. The request stops here until released or resumed.
   result<byte_string> export_remainder(request_id id, std::uint32_t pages_sent);

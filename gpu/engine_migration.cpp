@@ -105,8 +105,8 @@ result<std::uint32_t> engine::full_pages(request_id id) const {
   return r->computed / kv_page_tokens;
 }
 
-result<byte_string> engine::export_pages(request_id id, std::uint32_t first,
-                                         std::uint32_t count) const {
+result<byte_string> engine::export_pages(request_id id, std::uint32_t first, std::uint32_t count,
+                                         byte_string memory) const {
   auto& s = *state_;
   auto* r = s.find(id);
   if (!r) return unknown(id);
@@ -115,7 +115,7 @@ result<byte_string> engine::export_pages(request_id id, std::uint32_t first,
     return bad_input(label(id) + ": pages " + std::to_string(first) + " to "
                      + std::to_string(std::uint64_t{first} + count) + " are asked for, "
                      + std::to_string(full) + " are full");
-  byte_writer out;
+  byte_writer out(std::move(memory));
   out.reserve(count * s.facts.kv_page_bytes + 64);
   blob_head{pages_magic, s.fingerprint, s.version.value, id}.write(out);
   put_pages(out, *s.pool, *r, first, count);
