@@ -48,7 +48,10 @@ struct kv_settings {
   std::uint64_t capacity_tokens = 32768; ///< KV tokens that one rank holds
   bool count_prompt_tokens = true;       ///< add prompts to the predicted peak
   double margin = 1.16;                  ///< predicted lengths are multiplied by this for KV
-  FIELDS(kv_settings, page_tokens, capacity_tokens, count_prompt_tokens, margin)
+  /// KV tokens that the workspace of one kept group takes on a rank (planned residency).
+  std::uint64_t resident_group_tokens = 0;
+  FIELDS(kv_settings, page_tokens, capacity_tokens, count_prompt_tokens, margin,
+         resident_group_tokens)
 };
 
 struct sidecar_settings {

@@ -213,7 +213,8 @@ result<void> node::start_engine() {
   o.self = self_;
   o.world_size = task_.world_size;
   o.weights_version = weights_id(1);
-  o.kv_pages = static_cast<std::uint32_t>(task_.kv.capacity_tokens / kv_page_tokens);
+  o.kv_pages = static_cast<std::uint32_t>((task_.kv.capacity_tokens - resident_tokens(task_))
+                                          / kv_page_tokens);
   o.max_num_seqs = task_.rollout.max_num_seqs;
   o.prefill_budget = task_.rollout.prefill_tokens;
   engine_surroundings around;

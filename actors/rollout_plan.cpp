@@ -96,6 +96,11 @@ std::vector<std::vector<rank_id>> kept_groups(const job& task, rank_id rank) {
   return groups;
 }
 
+std::uint64_t resident_tokens(const job& task) {
+  const auto kept = kept_groups(task, rank_id(task.world_size - 1)).size();
+  return kept > 0 ? (kept - 1) * task.kv.resident_group_tokens : 0;
+}
+
 result<plan_options> arm_options(const job& task, const std::string& arm) {
   const auto known = run_arm_names();
   if (std::find(known.begin(), known.end(), arm) == known.end())
@@ -130,6 +135,9 @@ result<plan_options> arm_options(const job& task, const std::string& arm) {
   o.guard_rule.quantile = task.guard.quantile;
   o.guard_rule.step_tokens = static_cast<std::int32_t>(task.guard.step_tokens);
   o.guard_rule.least_cap = static_cast<std::int32_t>(task.guard.least_cap);
+  for (auto& entry : o.capacities) // The groups are kept through every arm of the job.
+    entry.tokens =
+        std::max<std::int64_t>(entry.tokens - static_cast<std::int64_t>(resident_tokens(task)), 1);
   return o;
 }
 

@@ -40,6 +40,10 @@ result<plan_options> arm_options(const job& task, const std::string& arm);
 /// last ranks. None where no arm has planned residency.
 std::vector<std::vector<rank_id>> kept_groups(const job& task, rank_id rank);
 
+/// KV tokens of a rank that kept groups take, at the rank that is in most of them; the full world
+/// is there anyway. Part of `kv.capacity_tokens`.
+std::uint64_t resident_tokens(const job& task);
+
 /// Plans one epoch of `arm`: the first steps * prompts_per_step prompts of the file, every arm the
 /// same set. Errors: bad_input when the file has too few prompts, the history has none of the
 /// epochs that the job names, or the arm is unknown.

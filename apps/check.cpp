@@ -172,7 +172,8 @@ result<void> check_lengths(job& task, const model_config& facts, std::uint32_t l
     limit = std::min(limit == 0 ? UINT32_MAX : limit, facts.max_position_embeddings - longest);
   const auto positions = std::uint64_t{longest} + limit;
   const auto pages = (positions + kv_page_tokens - 1) / kv_page_tokens;
-  const auto capacity = task.kv.capacity_tokens / kv_page_tokens * kv_page_tokens;
+  const auto resident = std::min(resident_tokens(task), task.kv.capacity_tokens);
+  const auto capacity = (task.kv.capacity_tokens - resident) / kv_page_tokens * kv_page_tokens;
   return first_failure({
       unless(positions <= facts.max_position_embeddings,
              "--max-response-length {}: with the longest prompt of {} tokens it passes the model's "
@@ -183,7 +184,7 @@ result<void> check_lengths(job& task, const model_config& facts, std::uint32_t l
           pages * kv_page_tokens <= capacity,
           "--kv-capacity-tokens {}: too small for one request of {} prompt + {} response tokens; "
           "raise it to {} or lower --max-response-length",
-          task.kv.capacity_tokens, longest, limit, pages * kv_page_tokens),
+          task.kv.capacity_tokens, longest, limit, pages * kv_page_tokens + resident),
   });
 }
 

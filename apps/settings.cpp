@@ -211,6 +211,9 @@ void run_settings::add_ep_keys() {
       make("kv.page_tokens", "--kv-page-tokens", "tokens per KV page", task_.kv.page_tokens));
   table_.push_back(make("kv.capacity_tokens", "--kv-capacity-tokens",
                         "KV tokens that one rank holds", task_.kv.capacity_tokens));
+  table_.push_back(make("kv.resident_group_tokens", "--kv-resident-group-tokens",
+                        "of them, what one kept group takes (planned residency)",
+                        task_.kv.resident_group_tokens));
   table_.push_back(make("kv.count_prompt_tokens",
                         "--kv-count-prompt-tokens,!--no-kv-count-prompt-tokens",
                         "count prompts in the predicted peak", task_.kv.count_prompt_tokens));

@@ -130,6 +130,24 @@ BOOST_AUTO_TEST_CASE(planned_residency_keeps_the_groups_of_the_last_ranks) {
   BOOST_TEST(kept_groups(task, rank_id{3}).size() == 3u);
 }
 
+BOOST_AUTO_TEST_CASE(kept_groups_are_charged_to_the_pool_that_plans_count_on) {
+  auto task = small_job();
+  task.kv.capacity_tokens = 1000;
+  task.kv.resident_group_tokens = 100;
+  task.ep.group_sizes = {4, 3, 2};
+  task.arms = {"natural"};
+  BOOST_TEST(resident_tokens(task) == 0u);
+  const auto planned_rules = [&] {
+    const auto steps = plan_rollouts(task, "natural", some_prompts(16), some_history());
+    BOOST_REQUIRE(steps.has_value());
+    return steps->front().rules.capacity_tokens;
+  };
+  BOOST_TEST(planned_rules() == 1000u);
+  task.arms = {"natural", "planned"};
+  BOOST_TEST(resident_tokens(task) == 200u); // of the groups of 3 and 2
+  BOOST_TEST(planned_rules() == 800u);
+}
+
 BOOST_AUTO_TEST_CASE(sample_keys_differ_by_seed_prompt_and_sample) {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 4; ++seed)
