@@ -50,9 +50,19 @@ bool plans_residency(const job& task, const std::string& arm) {
   return arm == "planned" || (arm == "adaptive" && task.ep.residency == "planned");
 }
 
+/// Natural exits may go on to the stages below the planned floor when the rollout outlives the
+/// predicted tail, as far as the KV cache is safe there: where no cost model prices exits, they
+/// cost nothing unless they happen. With one, exits are those that the simulator plays.
+void add_late_exits(const step_plan& planned, const plan_options& o, rollout_step* out) {
+  for (const auto size : o.group_sizes)
+    if (size < planned.exits.back().to && size >= o.floor
+        && planned.peak_tokens <= capacity_at(o.capacities, size, o.experts))
+      out->exits.push_back({out->predicted_tail, static_cast<std::uint32_t>(size)});
+}
+
 rollout_step to_rollout_step(const step_plan& planned,
-                             const std::vector<predicted_prompt>& predicted,
-                             const plan_options& o) {
+                             const std::vector<predicted_prompt>& predicted, const plan_options& o,
+                             bool exits_are_free) {
   rollout_step out;
   const auto world = static_cast<std::uint32_t>(o.world);
   for (std::uint32_t r = 0; r < planned.ranks.size(); ++r)
@@ -65,6 +75,8 @@ rollout_step to_rollout_step(const step_plan& planned,
     out.exits.push_back(
         {static_cast<std::uint32_t>(std::lround(x.at)), static_cast<std::uint32_t>(x.to)});
   out.predicted_tail = static_cast<std::uint32_t>(std::lround(planned.tail));
+  const bool natural = o.policy == plan_policy::paper && o.residency == residency_kind::natural;
+  if (natural && exits_are_free && !planned.exits.empty()) add_late_exits(planned, o, &out);
   out.floor = out.exits.empty() ? world : out.exits.back().to;
   out.response_cap = static_cast<std::uint32_t>(planned.guard_cap);
   out.rules.adaptive = o.policy == plan_policy::adaptive;
@@ -162,7 +174,7 @@ result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::stri
   if (!plan) return tl::unexpected(plan.error());
   std::vector<rollout_step> steps;
   for (const auto& s : plan->steps)
-    steps.push_back(to_rollout_step(s, predicted, *options));
+    steps.push_back(to_rollout_step(s, predicted, *options, task.ep.cost_model.empty()));
   return steps;
 }
 

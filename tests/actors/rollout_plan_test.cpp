@@ -50,6 +50,21 @@ BOOST_AUTO_TEST_CASE(vanilla_keeps_the_order_and_never_contracts) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(natural_outlives_its_plan_down_to_the_floor_where_exits_are_free) {
+  auto task = small_job();
+  task.world_size = 8;
+  task.ep.group_sizes = {8, 4, 2};
+  const auto steps = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  BOOST_REQUIRE(steps.has_value());
+  bool contracts = false;
+  for (const auto& s : *steps)
+    if (!s.exits.empty()) {
+      contracts = true;
+      BOOST_TEST(s.exits.back().to == task.ep.floor);
+    }
+  BOOST_TEST(contracts);
+}
+
 BOOST_AUTO_TEST_CASE(natural_uses_the_same_prompts_each_once_and_shrinks_to_the_floor) {
   const auto steps = plan_rollouts(small_job(), "natural", some_prompts(16), some_history());
   BOOST_REQUIRE(steps.has_value());
