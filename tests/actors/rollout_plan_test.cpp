@@ -54,13 +54,20 @@ BOOST_AUTO_TEST_CASE(natural_outlives_its_plan_down_to_the_floor_where_exits_are
   auto task = small_job();
   task.world_size = 8;
   task.ep.group_sizes = {8, 4, 2};
-  const auto steps = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  // Four prompts of a step end early and the others together: the plan itself stops at 4 ranks.
+  std::string csv = "epoch,prompt_id,sample,response_tokens\n";
+  for (int i = 0; i < 16; ++i)
+    for (int sample = 0; sample < 2; ++sample)
+      csv += "1,p" + std::to_string(i) + "," + std::to_string(sample) + ","
+             + (i < 4 ? "100" : "1000") + "\n";
+  const auto steps = plan_rollouts(task, "natural", some_prompts(16), *parse_history(csv, "h.csv"));
   BOOST_REQUIRE(steps.has_value());
   bool contracts = false;
   for (const auto& s : *steps)
     if (!s.exits.empty()) {
       contracts = true;
       BOOST_TEST(s.exits.back().to == task.ep.floor);
+      BOOST_TEST(s.exits.back().at == s.predicted_tail);
     }
   BOOST_TEST(contracts);
 }
