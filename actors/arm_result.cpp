@@ -26,10 +26,14 @@ public:
       bytes[i] = static_cast<unsigned char>(word >> 8 * i);
     add(bytes, sizeof bytes);
   }
-  std::string hex() {
+  /// Of what was added so far.
+  std::string hex() const {
     unsigned char out[EVP_MAX_MD_SIZE];
     unsigned size = 0;
-    EVP_DigestFinal_ex(context_, out, &size);
+    auto* copy = EVP_MD_CTX_new();
+    EVP_MD_CTX_copy_ex(copy, context_);
+    EVP_DigestFinal_ex(copy, out, &size);
+    EVP_MD_CTX_free(copy);
     std::string text;
     for (unsigned i = 0; i < size; ++i) {
       constexpr char digits[] = "0123456789abcdef";
@@ -144,26 +148,83 @@ json move_json(const request_moved& m, rank_id from) {
           {"text", m.text}};
 }
 
+json lease_json(const lease_record& l) {
+  const bool worked = l.working_at.count() > 0;
+  const bool revoked = l.revoked_at.count() > 0;
+  return {{"rank", l.rank.value},
+          {"lease", {l.lease.epoch.value, l.lease.counter}},
+          {"queue", l.queue},
+          {"state", !l.clean   ? "unclean"
+                    : l.forced ? "forced"
+                               : "returned"},
+          {"window_seconds", seconds_of(l.window)},
+          {"start_up_seconds", worked ? json(seconds_of(l.working_at - l.granted_at)) : json()},
+          {"seconds", seconds_of(l.returned_at - l.granted_at)},
+          {"units", l.units_done},
+          {"tokens", l.tokens},
+          {"revoke_seconds", revoked ? seconds_of(l.returned_at - l.revoked_at) : 0}};
+}
+
+json leases_json(const std::vector<lease_record>& leases, const lending_state& lending) {
+  std::vector<double> revokes, windows;
+  std::uint64_t forced = 0, unclean = 0, units = 0, tokens = 0;
+  double seconds = 0, start_up = 0;
+  for (const auto& l : leases) {
+    if (l.revoked_at.count() > 0) revokes.push_back(seconds_of(l.returned_at - l.revoked_at));
+    windows.push_back(seconds_of(l.window));
+    const auto working_at = l.working_at.count() > 0 ? l.working_at : l.returned_at;
+    start_up += seconds_of(working_at - l.granted_at);
+    seconds += seconds_of(l.returned_at - l.granted_at);
+    forced += l.forced ? 1 : 0;
+    unclean += l.clean ? 0 : 1;
+    units += l.units_done;
+    tokens += l.tokens;
+  }
+  return {{"granted", leases.size()},
+          {"returned", leases.size() - forced},
+          {"forced", forced},
+          {"unclean", unclean},
+          {"seconds", seconds},
+          {"window_seconds_p50", quantile(windows, 0.5)},
+          {"start_up_share", seconds > 0 ? start_up / seconds : 0},
+          {"units", units},
+          {"tokens", tokens},
+          {"units_per_leased_second", seconds > 0 ? static_cast<double>(units) / seconds : 0},
+          {"revoke_seconds_p50", quantile(revokes, 0.5)},
+          {"revoke_seconds_p99", quantile(revokes, 0.99)},
+          {"revoke_seconds_max", quantile(revokes, 1)},
+          {"slowdown", lending.slowdown_ppm / 1e6},
+          {"steps_lent", lending.steps_lent},
+          {"steps_alone", lending.steps_alone},
+          {"ranks_max", lending.limited ? json(lending.ranks_max) : json()},
+          {"cuts", lending.cuts}};
+}
+
+json quarantine_json(const rank_quarantined& q) {
+  return {{"rank", q.rank.value},
+          {"lease", {q.lease.epoch.value, q.lease.counter}},
+          {"world_size", q.world_size},
+          {"text", q.text}};
+}
+
 double arm_books::mean_reward() const {
   return rewarded > 0 ? reward_sum / static_cast<double>(rewarded) : 0;
 }
 
-json arm_books::to_json(const std::vector<prompt>& prompts) const {
+json arm_books::to_json() const {
   json changes = json::array();
   for (const auto& t : transitions)
     changes.push_back(transition_json(t));
-  std::vector<double> revokes;
-  std::uint64_t forced = 0;
-  for (const auto& l : leases) {
-    if (l.revoked_at.count() > 0) revokes.push_back(seconds_of(l.returned_at - l.revoked_at));
-    forced += l.forced ? 1 : 0;
-  }
+  json away = json::array();
+  for (const auto& q : quarantined)
+    away.push_back(quarantine_json(q));
   return {{"arm", arm},
           {"world_size", world_size},
           {"floor", floor},
           {"residency", name_of(residency)},
           {"migrate", name_of(migrate)},
           {"rollout_seconds", rollout_seconds},
+          {"behind_seconds", behind_seconds},
           {"generated_tokens", generated_tokens},
           {"responses", responses},
           {"truncated_by_guard", truncated_by_guard},
@@ -171,56 +232,56 @@ json arm_books::to_json(const std::vector<prompt>& prompts) const {
           {"ledger", ledger.to_json()},
           {"transitions", changes},
           {"migrations", moves_json(moves)},
-          {"leases",
-           {{"granted", leases_granted},
-            {"returned", leases.size() - forced},
-            {"forced", forced},
-            {"revoke_seconds_p50", quantile(revokes, 0.5)},
-            {"revoke_seconds_max", quantile(revokes, 1)}}},
+          {"leases", leases_json(leases, lending)},
+          {"quarantined", away},
           {"sidecar",
            {{"completed", units_completed},
             {"correct", units_correct},
-            {"duplicates", units_duplicate}}},
-          {"tokens_digest", tokens_digest(epochs, prompts)},
-          {"logprobs_digest", logprobs_digest(epochs, prompts)}};
+            {"duplicates", units_duplicate},
+            {"scored", units_scored},
+            {"executed", units_executed}}},
+          {"tokens_digest", digests.tokens()},
+          {"logprobs_digest", digests.logprobs()}};
 }
 
-namespace {
+struct response_digests::hashes {
+  sha256 tokens, logprobs;
+};
 
-/// `words` of each response, after its name.
-template <class Words>
-std::string digest_of(const std::vector<std::map<response_key, kept_response>>& epochs,
-                      const std::vector<prompt>& prompts, Words words) {
-  sha256 hash;
-  for (const auto& epoch : epochs)
-    for (const auto& [key, response] : epoch) {
-      const auto& id = prompts[key.first].id;
-      hash.add(id.data(), id.size());
-      hash.add(key.second);
-      words(response, hash);
+response_digests::response_digests() : hashes_(std::make_unique<hashes>()) {}
+response_digests::response_digests(response_digests&&) noexcept = default;
+response_digests& response_digests::operator=(response_digests&&) noexcept = default;
+response_digests::~response_digests() = default;
+
+void response_digests::add(const std::map<response_key, kept_response>& epoch,
+                           const std::vector<prompt>& prompts) {
+  for (const auto& [key, response] : epoch) {
+    const auto& id = prompts[key.first].id;
+    for (auto* hash : {&hashes_->tokens, &hashes_->logprobs}) {
+      hash->add(id.data(), id.size());
+      hash->add(key.second);
     }
-  return hash.hex();
-}
-
-} // namespace
-
-std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
-                          const std::vector<prompt>& prompts) {
-  return digest_of(epochs, prompts, [](const kept_response& r, sha256& hash) {
-    for (const auto t : r.tokens)
-      hash.add(static_cast<std::uint32_t>(t));
-  });
-}
-
-std::string logprobs_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
-                            const std::vector<prompt>& prompts) {
-  return digest_of(epochs, prompts, [](const kept_response& r, sha256& hash) {
-    for (const auto p : r.logprobs) {
+    for (const auto t : response.tokens)
+      hashes_->tokens.add(static_cast<std::uint32_t>(t));
+    for (const auto p : response.logprobs) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, &p, sizeof bits);
-      hash.add(bits);
+      hashes_->logprobs.add(bits);
     }
-  });
+  }
+}
+
+std::string response_digests::tokens() const {
+  return hashes_->tokens.hex();
+}
+std::string response_digests::logprobs() const {
+  return hashes_->logprobs.hex();
+}
+
+void arm_books::end_epoch(const std::vector<prompt>& prompts) {
+  digests.add(epoch, prompts);
+  epoch.clear();
+  ++epochs;
 }
 
 } // namespace adafloor

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 
 namespace adafloor {
 
@@ -37,6 +38,26 @@ struct kept_response {
 /// Responses by (prompt, sample): the order of the digest.
 using response_key = std::pair<std::size_t, std::uint32_t>;
 
+/// SHA-256 over what an arm generated, epoch by epoch: an epoch that is over needs no memory.
+class response_digests {
+public:
+  response_digests();
+  response_digests(response_digests&&) noexcept;
+  response_digests& operator=(response_digests&&) noexcept;
+  ~response_digests();
+
+  /// Adds an epoch, in order of the prompt file.
+  void add(const std::map<response_key, kept_response>& epoch, const std::vector<prompt>& prompts);
+  /// Over (prompt_id, sample, tokens); hex.
+  std::string tokens() const;
+  /// Over (prompt_id, sample, log-probabilities as IEEE bits); hex.
+  std::string logprobs() const;
+
+private:
+  struct hashes;
+  std::unique_ptr<hashes> hashes_;
+};
+
 struct arm_books {
   std::string arm;
   std::uint32_t world_size = 0;
@@ -44,6 +65,7 @@ struct arm_books {
   residency_kind residency = residency_kind::natural;
   migrate_kind migrate = migrate_kind::off;
   double rollout_seconds = 0;
+  double behind_seconds = 0; ///< of the clock; most that an emulation was late at a rollout's end
   std::uint64_t generated_tokens = 0;
   std::uint64_t responses = 0;
   std::uint64_t truncated_by_guard = 0;
@@ -53,26 +75,28 @@ struct arm_books {
   std::vector<transition_record> transitions;
   std::vector<request_moved> moves; ///< whatever became of them
   std::vector<lease_record> leases;
-  std::uint64_t leases_granted = 0;
+  lending_state lending;                     ///< the newest
+  std::vector<rank_quarantined> quarantined; ///< in the whole job so far
   std::uint64_t units_completed = 0, units_correct = 0, units_duplicate = 0;
-  std::vector<std::map<response_key, kept_response>> epochs; ///< one per policy version
+  std::uint64_t units_scored = 0, units_executed = 0;
+  std::map<response_key, kept_response> epoch; ///< the running one
+  std::uint32_t epochs = 0;                    ///< that are over
+  response_digests digests;                    ///< of those
 
+  void end_epoch(const std::vector<prompt>& prompts);
   double mean_reward() const;
-  json to_json(const std::vector<prompt>& prompts) const;
+  json to_json() const;
 };
-
-/// SHA-256 over (prompt_id, sample, tokens) in order of the prompt file, epoch by epoch; hex.
-std::string tokens_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
-                          const std::vector<prompt>& prompts);
-
-/// The same over (prompt_id, sample, log-probabilities as IEEE bits).
-std::string logprobs_digest(const std::vector<std::map<response_key, kept_response>>& epochs,
-                            const std::vector<prompt>& prompts);
 
 /// The value that a share `q` of `values` does not exceed; 0 for none.
 double quantile(std::vector<double> values, double q);
 
 json transition_json(const transition_record& t);
+/// Sums over leases that ran. The start-up share is the lease time before work ran, that of leases
+/// without a result being start-up altogether; units per leased second are per rank.
+json leases_json(const std::vector<lease_record>& leases, const lending_state& lending);
+json lease_json(const lease_record& l);
+json quarantine_json(const rank_quarantined& q);
 /// `from`: the rank that gave the request away.
 json move_json(const request_moved& m, rank_id from);
 

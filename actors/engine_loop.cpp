@@ -72,7 +72,9 @@ result<std::unique_ptr<engine_loop>> engine_loop::start(const std::string& model
 engine_loop::engine_loop(std::unique_ptr<engine> model, engine_options options,
                          engine_surroundings around)
   : engine_(std::move(model)), options_(std::move(options)), around_(std::move(around)),
-    groups_(*around_.fabric), moves_(*engine_, around_moves()) {}
+    groups_(*around_.fabric), moves_(*engine_, around_moves()) {
+  log_.lag_max = around_.token_lag;
+}
 
 engine_loop::~engine_loop() {
   {
@@ -98,8 +100,11 @@ void engine_loop::enqueue(command c) {
   wake_.notify_one();
 }
 
-result<byte_string> engine_loop::export_expert(std::uint32_t expert) const {
-  return engine_->export_expert(expert);
+result<shared_bytes> engine_loop::exported_expert(std::uint32_t expert) const {
+  auto lent = engine_->lend_expert(expert);
+  if (!lent) return tl::unexpected(lent.error());
+  const auto owner = std::make_shared<expert_loan>(std::move(*lent));
+  return shared_bytes{owner, owner->weights, true, {{owner->foot.data(), owner->foot.size()}}};
 }
 
 const model_facts& engine_loop::facts() const {
@@ -134,6 +139,7 @@ bool engine_loop::take_commands() {
   if (!stepping_) around_.fabric->progress();
   for (const auto& c : taken)
     std::visit([&](const auto& x) { handle(x); }, c);
+  moves_.tidy();
   return true;
 }
 
@@ -157,9 +163,9 @@ void engine_loop::on(const engine_start& m) {
   generated_ = 0;
   unkept_ = 0;
   live_told_ = live_requests();
+  begin(log_, rollout_);
   stepping_ = true;
   if (auto r = engine_->start_rollout(group_.get()); !r) return give_up(r.error());
-  wait_until(engine_->now());
 }
 
 void engine_loop::on(const response_kept& m) {
@@ -252,6 +258,10 @@ void engine_loop::on(const engine_settle& m) {
   if (m.epoch == epoch_ && group_) engine_->drop_unowned();
 }
 
+void engine_loop::on(const tokens_kept& m) {
+  hear(log_, m);
+}
+
 void engine_loop::on(const update_weights& m) {
   if (m.version == engine_->weights_version()) {
     // A repeat: answered below with what is loaded.
@@ -262,14 +272,11 @@ void engine_loop::on(const update_weights& m) {
   } else {
     around_.weights_changed(m.version);
   }
-  weights_updated done{m.version, 0, expert_map_hash_begin};
-  for (const auto& t : engine_->digests()) {
-    ++done.tensors;
-    if (t.name.find(".experts.") != std::string::npos) continue; // Differ from rank to rank.
-    for (int word = 0; word < 2; ++word)
-      done.digest = expert_map_hash_add(done.digest, static_cast<std::uint32_t>(word),
-                                        rank_id(static_cast<std::uint32_t>(t.digest >> 32 * word)));
-  }
+  tensor_set dense, experts;
+  for (const auto& t : engine_->digests())
+    (t.name.find(".experts.") == std::string::npos ? dense : experts).add(t);
+  const weights_updated done{m.version, dense.tensors, dense.digest, experts.tensors,
+                             experts.digest};
   tell(done);
 }
 
@@ -319,16 +326,26 @@ void engine_loop::report_step(const step_output& out) {
   generated_ += out.tokens.size();
   finished_ += static_cast<std::uint32_t>(out.finished.size());
   unkept_ += static_cast<std::uint32_t>(out.finished.size());
+  for (const auto& t : out.tokens)
+    add(log_, t.id, t.index, t.token, t.logprob, now());
+  log_tokens(false);
   for (const auto& f : out.finished) {
     moves_.ended(f.id);
     tell(response{rollout_, f.id, f.tokens, f.logprobs, reason_of(f.stop), rollout_steps_});
   }
-  if (live_requests() != live_told_ || rollout_steps_ == 1) report_progress();
+  const bool lockstep = options_.emulated && out.decode_steps > 0;
+  if (lockstep || live_requests() != live_told_ || rollout_steps_ == 1) report_progress();
 }
 
 void engine_loop::report_progress() {
   live_told_ = live_requests();
   tell(rank_progress{rollout_, epoch_, rollout_steps_, live_told_, finished_, generated_});
+}
+
+/// The rank closes its books only when the log has every token, so all goes out before a rest.
+void engine_loop::log_tokens(bool all) {
+  while (auto batch = next_batch(log_, all, now()))
+    tell(std::move(*batch));
 }
 
 void engine_loop::record_step(const step_output& out, time_point began) const {
@@ -352,6 +369,7 @@ void engine_loop::decide(const std::vector<step_header>& headers) {
                                  [](const auto& h) { return h.live_requests == 0; });
   if (quiet) {
     stepping_ = false;
+    log_tokens(true);
     set_state(rank_state::idle, engine_->now());
     if (around_.behind) around_.behind(now() - engine_->now());
   }
@@ -373,28 +391,33 @@ void engine_loop::do_switch() {
   }
   epoch_ = next.epoch;
   step_ = 0;
-  if (auto r = pass_change(from, next, began); !r) return give_up(r.error());
-  tell(switched{epoch_, rollout_steps_, engine_->now() - began});
+  const auto pause = pass_change(from, next, began);
+  if (!pause) return give_up(pause.error());
+  tell(switched{epoch_, rollout_steps_, *pause});
 }
 
-/// The pause of the change on the device's clock, and what the rank's time counts as from then on.
-result<void> engine_loop::pass_change(std::size_t from, const group_to_be& next, time_point began) {
+/// Takes the time of the change on the device's clock and says how long the pause was.
+result<microseconds> engine_loop::pass_change(std::size_t from, const group_to_be& next,
+                                              time_point began) {
   if (stepping_) {
     engine_->pass_exit(from, next.members.size());
     set_state(rank_state::transition, began);
-    wait_until(engine_->now());
-    if (group_) return {};
-    stepping_ = false;
-    set_state(around_.outside, engine_->now());
-  } else if (next.members.size() == options_.world_size) {
-    auto restored = engine_->pass_restore(group_.get());
-    if (!restored) return tl::unexpected(restored.error());
-    wait_until(*restored);
-    state_ = rank_state::transition; // The rank's machine counts it so.
-    set_state(rank_state::idle, *restored);
-    wait_until(engine_->now());
+    const auto ended = engine_->now();
+    wait_until(ended);
+    if (!group_) {
+      stepping_ = false;
+      log_tokens(true);
+      set_state(around_.outside, ended);
+    }
+    return ended - began;
   }
-  return {};
+  if (next.members.size() < options_.world_size) return engine_->now() - began;
+  const auto pause = engine_->pass_restore(group_.get());
+  if (!pause) return tl::unexpected(pause.error());
+  wait_until(pause->end);
+  state_ = rank_state::transition; // The rank's machine counts it so.
+  set_state(rank_state::idle, pause->end);
+  return pause->end - std::max(began, pause->begin);
 }
 
 void engine_loop::set_state(rank_state state, time_point at) {
@@ -405,6 +428,7 @@ void engine_loop::set_state(rank_state state, time_point at) {
 
 void engine_loop::give_up(const error& why) {
   stepping_ = false;
+  log_tokens(true);
   set_state(rank_state::idle, engine_->now());
   const bool lost = why.code == error_code::peer_lost || why.code == error_code::timed_out;
   tell(engine_failed{options_.self, lost, why.text});

@@ -5,6 +5,7 @@
 #include "actors/kv_moves.hpp"
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
+#include "planner/protocol/token_batcher.hpp"
 
 #include <condition_variable>
 #include <deque>
@@ -35,12 +36,14 @@ struct engine_surroundings {
   std::function<void(rank_id from, std::uint32_t expert,
                      std::function<void(result<bytes_view>)> done)>
       fetch_expert;
-  /// Fetches a round of a request that moves here, by name; calls back once, on any thread.
-  std::function<void(rank_id from, std::string name,
+  /// Fetches a round of a request that moves here (see kv_moves::surroundings::fetch).
+  std::function<void(rank_id from, std::string name, std::vector<bytes_place> into,
                      std::function<void(result<shared_bytes>)> done)>
       fetch_kv;
   /// Called on the loop's thread after the weights changed.
   std::function<void(weights_id)> weights_changed;
+  /// From a token to the batch of the token log that holds it; zero: no log.
+  microseconds token_lag{0};
   /// Called on the loop's thread after a step, on the first member of the group only.
   std::function<void(const step_record&)> step_done;
   /// Called on the loop's thread when decoding is over: how far the device's clock is behind the
@@ -63,7 +66,7 @@ public:
   /// A command of the rank's machine. Any thread; never blocks.
   void push(const envelope& command);
   /// For the peers that pull experts. Any thread.
-  result<byte_string> export_expert(std::uint32_t expert) const;
+  result<shared_bytes> exported_expert(std::uint32_t expert) const;
   /// For the peers that pull requests. Any thread. Errors: refused when it is not offered.
   result<shared_bytes> exported_kv(const std::string& name) const;
   const model_facts& facts() const;
@@ -97,6 +100,7 @@ private:
   void on(const engine_abort& m);
   void on(const engine_commit& m);
   void on(const engine_settle& m);
+  void on(const tokens_kept& m);
   void on(const update_weights& m);
   void on(const response_kept& m);
   void on(const engine_move_begin& m);
@@ -118,10 +122,11 @@ private:
   void wait_until(time_point t);
   void wait_for_news();
   void report_step(const step_output& out);
+  void log_tokens(bool all);
   void record_step(const step_output& out, time_point began) const;
   void decide(const std::vector<step_header>& headers);
   void do_switch();
-  result<void> pass_change(std::size_t from, const group_to_be& next, time_point began);
+  result<microseconds> pass_change(std::size_t from, const group_to_be& next, time_point began);
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
   void tell(any_message message);
@@ -150,6 +155,7 @@ private:
   std::uint32_t unkept_ = 0; ///< responses that are told and not yet known to be kept
   rank_state state_ = rank_state::idle;
   kv_moves moves_;
+  token_batcher log_;
 
   std::thread thread_; // Last: started when everything above exists.
 };

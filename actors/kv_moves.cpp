@@ -10,6 +10,10 @@ bytes_view view_of(const byte_string& bytes) {
   return {bytes.data(), bytes.size()};
 }
 
+std::uint64_t size_of(const page_loan& loan) {
+  return loan.pages.size() * loan.pages.front().size + loan.foot.size();
+}
+
 } // namespace
 
 std::string kv_blob_name(const move_key& key, std::uint32_t round) {
@@ -38,6 +42,12 @@ void kv_moves::on(const engine_move_begin& m) {
   around_.tell(engine_move_offer{m.key, needed->second});
 }
 
+std::uint32_t kv_moves::pages_per_round() const {
+  const auto page_bytes = std::max<std::uint64_t>(engine_.facts().kv_page_bytes, 1);
+  return static_cast<std::uint32_t>(
+      std::max<std::uint64_t>(around_.round_bytes_max / page_bytes, 1));
+}
+
 /// Full pages as long as there are several that the destination has not got; nothing when only the
 /// rest is missing.
 std::optional<kv_moves::round_of_pages> kv_moves::make_round(leaving& move, std::uint32_t number) {
@@ -46,14 +56,12 @@ std::optional<kv_moves::round_of_pages> kv_moves::make_round(leaving& move, std:
   if (!full) return std::nullopt;
   const auto made = std::min(move.full_made, *full); // Fewer after a preemption: computed again.
   if (*full - made <= 1) return std::nullopt;
-  const auto page_bytes = std::max<std::uint64_t>(engine_.facts().kv_page_bytes, 1);
-  const auto fit = std::max<std::uint64_t>(around_.round_bytes_max / page_bytes, 1);
-  const auto count = static_cast<std::uint32_t>(std::min<std::uint64_t>(*full - made, fit));
-  auto bytes = engine_.export_pages(key.request, made, count, spare_memory());
-  if (!bytes) return std::nullopt;
+  const auto count = std::min(*full - made, pages_per_round());
+  auto loan = engine_.lend_pages(key.request, made, count);
+  if (!loan) return std::nullopt;
   move.full_made = made + count;
-  const kv_ready what{key, number, count, bytes->size(), false};
-  return round_of_pages{what, std::move(*bytes)};
+  const kv_ready what{key, number, count, size_of(*loan), false};
+  return round_of_pages{what, std::move(*loan), {}};
 }
 
 /// At most one full page, the page that is being filled, the tokens. The request stands still.
@@ -68,7 +76,7 @@ result<kv_moves::round_of_pages> kv_moves::make_last(leaving& move, std::uint32_
   move.figures.stopped_at_step = step;
   const auto pages = (positions + kv_page_tokens - 1) / kv_page_tokens - made;
   const kv_ready what{key, number, pages, bytes->size(), true};
-  return round_of_pages{what, std::move(*bytes)};
+  return round_of_pages{what, {}, std::move(*bytes)};
 }
 
 void kv_moves::on(const engine_move_round& m, std::uint64_t step) {
@@ -85,32 +93,35 @@ void kv_moves::on(const engine_move_round& m, std::uint64_t step) {
   move.ahead = make_round(move, m.round + 1);
 }
 
-/// The round before has been taken, so its blob may go; a transfer that still reads it holds it.
+/// The round before has been taken, so it may go; a transfer that still reads it holds it.
 void kv_moves::put_on_shelf(leaving& move, round_of_pages round) {
   move.figures.pages += round.what.pages;
   move.figures.bytes += round.what.bytes;
   ++move.figures.rounds;
-  const auto before = std::exchange(move.blob_name, kv_blob_name(round.what.key, round.what.round));
+  take_off_shelf(std::exchange(move.blob_name, kv_blob_name(round.what.key, round.what.round)));
+  const auto what = round.what;
   {
     std::lock_guard lock(mutex_);
-    if (auto old = shelf_.extract(before)) spare_.push_back(std::move(old.mapped()));
-    shelf_[move.blob_name] = std::make_shared<byte_string>(std::move(round.bytes));
+    shelf_[move.blob_name] = std::make_shared<round_of_pages>(std::move(round));
   }
-  constexpr std::size_t spare_max = 2;
-  if (spare_.size() > spare_max) spare_.pop_front();
-  around_.tell(round.what);
+  around_.tell(what);
 }
 
-/// Memory of a round that nobody reads any more, or none.
-byte_string kv_moves::spare_memory() {
-  for (auto i = spare_.begin(); i != spare_.end(); ++i)
-    if (i->use_count() == 1) {
-      std::atomic_thread_fence(std::memory_order_acquire); // With the last reader's release.
-      auto memory = std::move(**i);
-      spare_.erase(i);
-      return memory;
-    }
-  return {};
+void kv_moves::take_off_shelf(const std::string& name) {
+  {
+    std::lock_guard lock(mutex_);
+    if (auto old = shelf_.extract(name)) taken_.push_back(std::move(old.mapped()));
+  }
+  tidy();
+}
+
+void kv_moves::tidy() {
+  const auto read = [](const auto& round) { return round.use_count() > 1; };
+  const auto unread = std::stable_partition(taken_.begin(), taken_.end(), read);
+  std::atomic_thread_fence(std::memory_order_acquire); // With the last reader's release.
+  for (auto i = unread; i != taken_.end(); ++i)
+    engine::take_back(std::move((*i)->pages));
+  taken_.erase(unread, taken_.end());
 }
 
 void kv_moves::on(const engine_move_end& m) {
@@ -127,10 +138,8 @@ void kv_moves::on(const engine_move_end& m) {
 }
 
 void kv_moves::finish(std::map<move_key, leaving>::iterator move, move_outcome how) {
-  {
-    std::lock_guard lock(mutex_);
-    shelf_.erase(move->second.blob_name);
-  }
+  take_off_shelf(move->second.blob_name);
+  if (auto& ahead = move->second.ahead) engine::take_back(std::move(ahead->pages));
   auto figures = move->second.figures;
   figures.outcome = how;
   leaving_.erase(move);
@@ -148,7 +157,15 @@ result<shared_bytes> kv_moves::shelved(const std::string& name) const {
   std::lock_guard lock(mutex_);
   const auto found = shelf_.find(name);
   if (found == shelf_.end()) return fail(error_code::refused, "'" + name + "' is not offered");
-  return shared_bytes{found->second, view_of(*found->second)};
+  return found->second->content(found->second);
+}
+
+/// What the destination's import checks, page by page.
+shared_bytes kv_moves::round_of_pages::content(std::shared_ptr<const void> owner) const {
+  if (pages.pages.empty()) return {std::move(owner), view_of(bytes), true, {}};
+  std::vector<bytes_view> rest(pages.pages.begin() + 1, pages.pages.end());
+  rest.push_back(view_of(pages.foot));
+  return {std::move(owner), pages.pages.front(), true, std::move(rest)};
 }
 
 // --- the destination
@@ -157,30 +174,85 @@ void kv_moves::on(const engine_receive_begin& m) {
   if (auto room = engine_.begin_import(m.key.request, m.pages); !room)
     return around_.tell(move_refused{m.key, room.error().text});
   arriving_[m.key].pages = m.pages;
+  prepare_landing(m.key);
   around_.tell(move_accepted{m.key});
 }
 
-void kv_moves::pull(const engine_receive_round& m) const {
-  around_.fetch(m.from, kv_blob_name(m.what.key, m.what.round),
-                [this, m](result<shared_bytes> blob) {
-                  around_.arrived({m, std::move(blob)});
+void kv_moves::prepare_landing(const move_key& key) {
+  auto landing = engine_.open_landing(key.request, pages_per_round());
+  std::lock_guard lock(mutex_);
+  landings_[key] = std::move(landing);
+}
+
+void kv_moves::drop_landing(const move_key& key) {
+  page_landing landing;
+  {
+    std::lock_guard lock(mutex_);
+    if (auto unused = landings_.extract(key)) landing = std::move(unused.mapped());
+  }
+  engine_.drop_landing(key.request, std::move(landing));
+}
+
+/// The landing of a round, unless the round is the last one or does not fit into it.
+std::shared_ptr<kv_landing> kv_moves::take_landing(const kv_ready& what) {
+  constexpr std::uint64_t foot_bytes_max = 1 << 20;
+  std::lock_guard lock(mutex_);
+  const auto ready = landings_.find(what.key);
+  if (what.last || ready == landings_.end()) return nullptr;
+  const auto& pages = ready->second;
+  const auto in_pages = what.pages * pages.page_bytes;
+  const bool fits = what.pages <= pages.pages.size() && what.bytes > in_pages
+                    && what.bytes - in_pages <= foot_bytes_max;
+  if (!fits) return nullptr;
+  auto landing = std::make_shared<kv_landing>();
+  landing->pages = std::move(ready->second);
+  landing->foot.resize(what.bytes - in_pages);
+  landings_.erase(ready);
+  return landing;
+}
+
+/// Where there is no landing, a buffer takes the round.
+void kv_moves::pull(const engine_receive_round& m) {
+  const auto landing = take_landing(m.what);
+  std::vector<bytes_place> into;
+  if (landing) {
+    for (std::uint32_t i = 0; i < m.what.pages; ++i)
+      into.push_back({landing->pages.pages[i], landing->pages.page_bytes});
+    into.push_back({landing->foot.data(), landing->foot.size()});
+  }
+  around_.fetch(m.from, kv_blob_name(m.what.key, m.what.round), std::move(into),
+                [this, m, landing](result<shared_bytes> blob) {
+                  around_.arrived({m, std::move(blob), landing});
                 });
 }
 
+result<void> kv_moves::import_round(const kv_arrival& a) {
+  const auto request = a.order.what.key.request;
+  if (!a.landing) return engine_.import_pages(request, a.blob->bytes);
+  return engine_.import_landed(request, std::move(a.landing->pages), view_of(a.landing->foot));
+}
+
 /// A round before the last is said to be taken first, so that the source makes the next one while
-/// this one is put in its place. If that fails, the next round is rejected, and there is one.
+/// this one is checked. If that fails, the next round is rejected, and there is one.
 void kv_moves::take(const kv_arrival& a, std::uint64_t step) {
   const auto& round = a.order.what;
-  const auto found = arriving_.find(round.key);
-  if (found == arriving_.end()) return; // Given back meanwhile.
-  auto& [pages, problem] = found->second;
   const auto request = round.key.request;
+  const auto found = arriving_.find(round.key);
+  const auto leave_landing = [&] {
+    if (a.landing) engine_.drop_landing(request, std::move(a.landing->pages));
+  };
+  if (found == arriving_.end()) return leave_landing(); // Given back meanwhile.
+  auto& [pages, problem] = found->second;
   if (!a.blob) problem = a.blob.error().text;
   if (problem.empty() && !round.last) {
+    drop_landing(round.key);
+    if (a.landing) prepare_landing(round.key);
     around_.tell(kv_taken{round.key, round.round});
-    if (auto r = engine_.import_pages(request, a.blob->bytes); !r) problem = r.error().text;
+    if (auto r = import_round(a); !r) problem = r.error().text;
     return;
   }
+  leave_landing();
+  drop_landing(round.key);
   if (problem.empty())
     if (auto r = engine_.finish_import(a.blob->bytes); !r) problem = r.error().text;
   if (problem.empty()) {
@@ -194,7 +266,10 @@ void kv_moves::take(const kv_arrival& a, std::uint64_t step) {
 }
 
 void kv_moves::on(const engine_receive_cancel& m) {
-  if (arriving_.erase(m.key) > 0) engine_.cancel_import(m.key.request);
+  if (arriving_.erase(m.key) > 0) {
+    drop_landing(m.key);
+    engine_.cancel_import(m.key.request);
+  }
   around_.tell(move_cancelled{m.key});
 }
 

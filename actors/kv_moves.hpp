@@ -1,27 +1,35 @@
 #pragma once
 // The engine's side of live requests that move between ranks (messages/kv.hpp): at the source a
 // shelf of finished rounds that the destination pulls, at the destination what has arrived so far.
-// Blobs on the shelf are copies, so a page may be used again while a transfer still reads it.
+// Pages on the shelf are lent where they lie: the engine gets them back when no transfer reads
+// them.
 #include "actors/ucx_bulk.hpp"
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace adafloor {
 
 /// Name of a round among the bulk transfers: "kv/<rollout>/<request>/<move>/<round>".
 std::string kv_blob_name(const move_key& key, std::uint32_t round);
 
+/// Where a round of full pages is put: straight into pages of the destination.
+struct kv_landing {
+  page_landing pages;
+  byte_string foot;
+};
+
 /// A round that was pulled, or why it was not.
 struct kv_arrival {
   engine_receive_round order;
-  result<shared_bytes> blob;
+  result<shared_bytes> blob; ///< empty where there is a landing
+  std::shared_ptr<kv_landing> landing = nullptr;
 };
 
 /// Thread: the engine's, except where marked; the engine is used between its steps only. `step` is
@@ -30,8 +38,8 @@ class kv_moves {
 public:
   struct surroundings {
     std::function<void(any_message)> tell; ///< to the rank's machine
-    /// Pulls bytes by name; calls back once, on any thread.
-    std::function<void(rank_id from, std::string name,
+    /// Pulls bytes by name, into these places if there are any; calls back once, on any thread.
+    std::function<void(rank_id from, std::string name, std::vector<bytes_place> into,
                        std::function<void(result<shared_bytes>)> done)>
         fetch;
     /// Any thread: brings what was pulled to the engine's thread, where `take` gets it.
@@ -49,6 +57,8 @@ public:
   std::uint32_t held() const;
   /// Whether a request is leaving or arriving.
   bool open() const { return !leaving_.empty() || !arriving_.empty(); }
+  /// Gives pages back to the engine that were taken and that no transfer reads any more.
+  void tidy();
 
   void on(const engine_move_begin& m);
   void on(const engine_move_round& m, std::uint64_t step);
@@ -56,7 +66,7 @@ public:
   void on(const engine_receive_begin& m);
   void on(const engine_receive_cancel& m);
   /// Any thread: pulling need not wait for the running step.
-  void pull(const engine_receive_round& m) const;
+  void pull(const engine_receive_round& m);
   void take(const kv_arrival& a, std::uint64_t step);
 
   /// Any thread. Errors: refused when the name is not on the shelf.
@@ -65,7 +75,9 @@ public:
 private:
   struct round_of_pages {
     kv_ready what;
-    byte_string bytes;
+    page_loan pages;   ///< full ones
+    byte_string bytes; ///< of the last round
+    shared_bytes content(std::shared_ptr<const void> owner) const;
   };
   struct leaving {
     std::uint32_t full_made = 0;         ///< leading full pages that are in rounds made so far
@@ -84,17 +96,23 @@ private:
   result<round_of_pages> make_last(leaving& move, std::uint32_t number, std::uint64_t step);
   void finish(std::map<move_key, leaving>::iterator move, move_outcome how);
   void put_on_shelf(leaving& move, round_of_pages round);
-  byte_string spare_memory();
+  void take_off_shelf(const std::string& name);
+  std::uint32_t pages_per_round() const;
+  void prepare_landing(const move_key& key);
+  void drop_landing(const move_key& key);
+  std::shared_ptr<kv_landing> take_landing(const kv_ready& what);
+  result<void> import_round(const kv_arrival& a);
 
   engine& engine_;
   surroundings around_;
   std::map<request_id, std::uint32_t> pages_; ///< of requests that are here
   std::map<move_key, leaving> leaving_;
   std::map<move_key, arriving> arriving_;
-  std::deque<std::shared_ptr<byte_string>> spare_; ///< off the shelf, perhaps still being read
+  std::vector<std::shared_ptr<round_of_pages>> taken_; ///< perhaps still being read
 
-  mutable std::mutex mutex_; // guards shelf_
-  std::map<std::string, std::shared_ptr<byte_string>> shelf_;
+  mutable std::mutex mutex_; // guards what follows
+  std::map<std::string, std::shared_ptr<round_of_pages>> shelf_;
+  std::map<move_key, page_landing> landings_; ///< for the next round of a move that arrives here
 };
 
 } // namespace adafloor

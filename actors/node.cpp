@@ -3,6 +3,7 @@
 #include "actors/bootstrap.hpp"
 #include "actors/engine_loop.hpp"
 #include "actors/event_stream.hpp"
+#include "actors/replay.hpp"
 #include "actors/roles.hpp"
 #include "actors/rollout_plan.hpp"
 #include "actors/router.hpp"
@@ -12,6 +13,7 @@
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
 #include "actors/ucx_link.hpp"
+#include "gpu/plugin.hpp"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -77,6 +79,7 @@ private:
   result<void> join_world();
   result<void> start_engine();
   void spawn_machines();
+  void spawn_worker();
   void spawn_planner_machines();
   void serve_bulk();
   result<void> run_trainer();
@@ -98,6 +101,8 @@ private:
   std::vector<role_actor> spawned_;
   std::atomic<engine_loop*> serving_{nullptr};
   std::optional<step_log> steps_;
+  std::vector<group_capacity> capacities_; ///< rank 0: KV tokens of a rank, by group size
+  std::atomic<microseconds> behind_{microseconds{0}}; ///< most that an emulation fell behind
   std::unique_ptr<engine_loop> engine_;
   std::unique_ptr<sidecar_worker> worker_;
   std::optional<event_stream> events_;
@@ -111,14 +116,18 @@ result<void> node::start() {
   if (auto r = join_world(); !r) return r;
   if (auto r = start_engine(); !r) return r;
   if (self_ == rank_id(0)) {
-    auto events = event_stream::open(task_.out_dir + "/events.jsonl", options_.events_fd,
-                                     std::chrono::duration_cast<microseconds>(
-                                         std::chrono::steady_clock::now().time_since_epoch()));
+    const auto began = std::chrono::steady_clock::now().time_since_epoch();
+    auto events =
+        event_stream::open(task_.out_dir + "/events.jsonl", options_.events_fd,
+                           booked(task_, std::chrono::duration_cast<microseconds>(began)));
     if (!events) return tl::unexpected(events.error());
     events_.emplace(std::move(*events));
+    auto capacities = kv_capacities(task_, engine_->facts());
+    if (!capacities) return tl::unexpected(capacities.error());
+    capacities_ = std::move(*capacities);
     auto t = trainer::make(task_, *events_,
                            {[this](envelope e) { router_.post(std::move(e)); },
-                            engine_->facts().vocabulary, &interrupted});
+                            engine_->facts().vocabulary, capacities_, &interrupted, &behind_});
     if (!t) return tl::unexpected(t.error());
     trainer_ = std::move(*t);
   }
@@ -127,8 +136,16 @@ result<void> node::start() {
 }
 
 result<void> node::open_transport() {
+  std::vector<fault_rule> faults;
+  for (const auto& text : task_.faults) {
+    auto rule = parse_fault(text);
+    if (!rule) return tl::unexpected(rule.error());
+    faults.push_back(std::move(*rule));
+  }
+  router_.inject_faults(faults);
   ucx_options ucx;
   if (task_.transport.tls != "auto") ucx.tls = task_.transport.tls;
+  ucx.bind_host = options_.bind.empty() ? task_.transport.bind : options_.bind;
   ucx_link::options link;
   link.self = self_;
   link.incarnation = incarnation_;
@@ -171,12 +188,8 @@ void node::serve_bulk() {
     if (!engine) return fail(error_code::busy, "the engine is not up yet");
     if (key.compare(0, 3, "kv/") == 0) return engine->exported_kv(key);
     if (key.compare(0, prefix.size(), prefix) != 0) return bad_input("unknown key '" + key + "'");
-    auto blob = engine->export_expert(
+    return engine->exported_expert(
         static_cast<std::uint32_t>(std::strtoul(key.c_str() + prefix.size(), nullptr, 10)));
-    if (!blob) return tl::unexpected(blob.error());
-    auto owner = std::make_shared<byte_string>(std::move(*blob));
-    const bytes_view bytes{owner->data(), owner->size()};
-    return shared_bytes{std::move(owner), bytes};
   });
 }
 
@@ -217,7 +230,19 @@ result<void> node::start_engine() {
                                           / kv_page_tokens);
   o.max_num_seqs = task_.rollout.max_num_seqs;
   o.prefill_budget = task_.rollout.prefill_tokens;
+  o.memory_bytes = task_.kv.rank_memory_bytes;
+  if (task_.device == "cuda") o.make_device = [self = self_] { return make_cuda_device(self); };
   engine_surroundings around;
+  if (is_emulated(task_)) {
+    auto emulated = emulation_of(task_);
+    if (!emulated) return tl::unexpected(emulated.error());
+    o.emulated = std::move(*emulated);
+    o.kv_pages = emulated_kv_pages(task_);
+    o.reserved_response_tokens = 1; // As the simulator admits.
+    // Nobody lends an emulated rank to real work, but outside of the group it could be.
+    if (!task_.sidecar.any()) around.outside = rank_state::leased;
+    around.behind = [this](microseconds late) { behind_ = std::max(behind_.load(), late); };
+  }
   around.fabric = fabric_.get();
   around.kept_groups = kept_groups(task_, self_);
   around.post = [this](envelope e) { router_.post(std::move(e)); };
@@ -234,20 +259,24 @@ result<void> node::start_engine() {
         !r)
       done(tl::unexpected(r.error()));
   };
-  around.fetch_kv = [this](rank_id from, const std::string& name, auto done) {
+  around.fetch_kv = [this](rank_id from, const std::string& name, auto into, auto done) {
     auto answer = [done](result<pooled_buffer> b) {
       if (!b) return done(tl::unexpected(b.error()));
       const auto owner = std::make_shared<pooled_buffer>(std::move(*b));
       done(shared_bytes{owner, {owner->data(), owner->size()}});
     };
-    if (auto r = bulk_->fetch(from, name, bulk_fetch_deadline, answer); !r)
+    if (auto r = bulk_->fetch(from, name, bulk_fetch_deadline, answer, std::move(into)); !r)
       done(tl::unexpected(r.error()));
   };
+  if (task_.output.token_log) around.token_lag = milliseconds(task_.output.token_log_lag_ms);
   auto log = step_log::open(task_.out_dir + "/steps.csv");
   if (!log) return tl::unexpected(log.error());
   steps_.emplace(std::move(*log));
   if (self_ == rank_id(0)) steps_->begin();
-  around.step_done = [this](const step_record& r) { steps_->add(r); };
+  around.step_done = [this](step_record r) {
+    if (is_emulated(task_)) r.seconds /= task_.emulation.time_scale;
+    steps_->add(r);
+  };
   fabric_->set_weights_version(o.weights_version);
   auto loop = engine_loop::start(task_.models.front(), o, std::move(around));
   if (!loop) return tl::unexpected(loop.error());
@@ -269,9 +298,7 @@ void node::spawn_machines() {
       ended_.set_value(end->reason);
     engine_->push(e);
   });
-  if (!task_.sidecar.model.empty())
-    worker_ = std::make_unique<sidecar_worker>(sidecar_worker::options{self_, task_.sidecar.model},
-                                               [this](envelope e) { router_.post(std::move(e)); });
+  if (task_.sidecar.any()) spawn_worker();
   router_.attach(role_kind::worker, [this](const envelope& e) {
     if (worker_) worker_->push(e);
   });
@@ -281,6 +308,7 @@ void node::spawn_machines() {
   rank.world_size = task_.world_size;
   rank.incarnation = incarnation_;
   rank.heartbeat = milliseconds(task_.runtime.heartbeat_ms);
+  rank.handoff.copy_max = milliseconds(task_.runtime.deadline_ms);
   rank.planner_silence_max = milliseconds(task_.runtime.failure_ms);
   auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
     spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
@@ -291,6 +319,21 @@ void node::spawn_machines() {
   spawn(role_kind::sidecar, std::make_shared<boxed<sidecar_role>>(sidecar_machine(sidecar, stamp)));
   if (self_ == rank_id(0)) spawn_planner_machines();
   spawn(role_kind::rank, std::make_shared<boxed<rank_role>>(rank_machine(rank, stamp, now)));
+}
+
+void node::spawn_worker() {
+  const broker_config lent;
+  sidecar_worker::options o;
+  o.self = self_;
+  o.kv_pages = std::max(
+      o.kv_pages,
+      (task_.rollout.max_prompt_length + task_.rollout.max_response_length) / kv_page_tokens + 1);
+  o.scratch = task_.out_dir + "/scratch";
+  o.device = task_.device;
+  o.lease_seconds = seconds_of(lent.duration - lent.renew);
+  o.grace_seconds = task_.sidecar.grace_seconds;
+  worker_ = std::make_unique<sidecar_worker>(std::move(o),
+                                             [this](envelope e) { router_.post(std::move(e)); });
 }
 
 void node::spawn_planner_machines() {
@@ -309,12 +352,16 @@ void node::spawn_planner_machines() {
   broker.grace = microseconds(static_cast<std::int64_t>(task_.sidecar.grace_seconds * 1e6));
   broker.window_min =
       microseconds(static_cast<std::int64_t>(task_.sidecar.min_window_seconds * 1e6));
+  broker.memory_bytes = task_.sidecar.memory_bytes;
+  broker.pace.max_slowdown = task_.sidecar.max_slowdown;
   planner_config planner;
   planner.self = self_;
   planner.world_size = task_.world_size;
   planner.experts = engine_->facts().experts;
+  planner.lockstep = is_emulated(task_);
   planner.transition.prepare_max = milliseconds(task_.runtime.deadline_ms);
-  if (const auto options = arm_options(task_, task_.arms.front())) planner.weighing = *options;
+  if (const auto options = arm_options(task_, task_.arms.front(), capacities_))
+    planner.weighing = *options;
   for (const auto role : {role_kind::trainer, role_kind::recorder})
     router_.attach(role, [this](const envelope& e) { trainer_->push(e); });
   spawn(role_kind::planner,

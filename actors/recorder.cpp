@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -16,9 +18,40 @@ tl::unexpected<error> io_failure(const std::string& what, const std::string& pat
                                   + "; free space or choose another --out folder");
 }
 
+template <class T>
+void append_numbers(std::string& out, const char* name, const std::vector<T>& numbers) {
+  out += std::string(",\"") + name + "\":[";
+  char text[32];
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (i > 0) out += ',';
+    bool finite = true;
+    if constexpr (std::is_floating_point_v<T>) finite = std::isfinite(numbers[i]);
+    if (!finite) {
+      out += "null";
+      continue;
+    }
+    const auto end = std::to_chars(text, text + sizeof text, numbers[i]).ptr;
+    out.append(text, end);
+  }
+  out += ']';
+}
+
 } // namespace
 
-result<durable_file> durable_file::open(const std::string& path) {
+void append_list(std::string& out, const char* name, const std::vector<token_id>& numbers) {
+  append_numbers(out, name, numbers);
+}
+
+void append_list(std::string& out, const char* name, const std::vector<float>& numbers) {
+  append_numbers(out, name, numbers);
+}
+
+std::size_t whole_lines(std::string_view bytes) {
+  const auto end = bytes.rfind('\n');
+  return end == std::string_view::npos ? 0 : end + 1;
+}
+
+result<durable_file> durable_file::open(const std::string& path, const whole_part& whole) {
   durable_file f;
   f.path_ = path;
   f.fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -31,10 +64,9 @@ result<durable_file> durable_file::open(const std::string& path) {
   while ((got = ::read(f.fd_, chunk, sizeof chunk)) > 0)
     f.earlier_.append(chunk, static_cast<std::size_t>(got));
   if (got < 0) return io_failure("cannot read", path);
-  const auto end = f.earlier_.rfind('\n');
-  f.earlier_.resize(end == std::string::npos ? 0 : end + 1);
+  f.earlier_.resize(whole(f.earlier_));
   f.size_ = static_cast<long long>(f.earlier_.size());
-  if (::ftruncate(f.fd_, f.size_) != 0) return io_failure("cannot cut the torn last line of", path);
+  if (::ftruncate(f.fd_, f.size_) != 0) return io_failure("cannot cut the torn end of", path);
   if (::lseek(f.fd_, f.size_, SEEK_SET) < 0) return io_failure("cannot seek in", path);
   return f;
 }
@@ -56,8 +88,10 @@ durable_file::~durable_file() {
 }
 
 result<void> durable_file::append(std::string_view line) {
-  std::string text(line);
-  text += '\n';
+  return append_record(std::string(line) + '\n');
+}
+
+result<void> durable_file::append_record(std::string_view text) {
   std::size_t done = 0;
   while (done < text.size()) {
     const auto n = ::write(fd_, text.data() + done, text.size() - done);

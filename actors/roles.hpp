@@ -23,7 +23,7 @@ struct rank_role {
   using machine = rank_machine;
   using accepts = accept_list<
       // from membership and planner
-      heartbeat_seen, stop, admit_requests, start_rollout, response_kept, end_rollout,
+      heartbeat_seen, stop, admit_requests, start_rollout, response_kept, tokens_kept, end_rollout,
       prepare_transition, abort_transition, commit_transition, settle_transition, update_weights,
       move_request,
       // from other ranks and, about the same, the own engine
@@ -34,8 +34,9 @@ struct rank_role {
       // from the own sidecar
       lease_accepted, lease_denied, lease_returned,
       // from the own engine
-      response, rank_progress, engine_prepared, engine_refused, engine_state, engine_failed,
-      switched, weights_updated, weights_refused, engine_move_offer, engine_move_ended>;
+      response, token_batch, rank_progress, engine_prepared, engine_refused, engine_state,
+      engine_failed, switched, weights_updated, weights_refused, engine_move_offer,
+      engine_move_ended>;
 };
 
 /// One per process.
@@ -54,20 +55,20 @@ struct planner_role {
       // from the trainer
       begin_rollout, update_weights, stop,
       // from ranks
-      requests_admitted, rollout_started, response, rank_progress, rollout_report, request_moved,
-      prepared, refused, transition_aborted, switched, settled, engine_failed, weights_updated,
-      weights_refused, stopped,
+      requests_admitted, rollout_started, response, token_batch, rank_progress, rollout_report,
+      request_moved, prepared, refused, transition_aborted, switched, settled, engine_failed,
+      weights_updated, weights_refused, stopped,
       // from the recorder, the broker and membership
-      response_kept, leases_recalled, member_lost>;
+      response_kept, tokens_kept, leases_recalled, member_lost>;
 };
 
 /// One per job, in the planner's process.
 struct broker_role {
   static constexpr auto name = "broker";
   using machine = broker_machine;
-  using accepts =
-      accept_list<rank_available, recall_leases, member_lost, lease_accepted, lease_denied,
-                  lease_returned, queue_work, take_work, work_result, work_kept>;
+  using accepts = accept_list<rank_available, recall_leases, member_lost, lease_accepted,
+                              lease_denied, lease_returned, decode_pace, queue_policy, queue_work,
+                              take_work, work_result, work_kept>;
 };
 
 /// One per job, in the planner's process.

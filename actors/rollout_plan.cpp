@@ -38,11 +38,14 @@ result<epoch_list> past_of(const job& task, const length_history& history) {
 }
 
 /// What the engine admits together on one rank: it promises each request the pages of its longest
-/// response.
-int places_of(const job& task) {
+/// response, but on the emulated device admits what fits now, as the simulator does.
+int places_of(const job& task, const std::vector<group_capacity>& capacities) {
+  if (is_emulated(task)) return static_cast<int>(task.rollout.max_num_seqs);
   const auto longest = task.rollout.max_prompt_length + task.rollout.max_response_length;
   const auto held = (longest + kv_page_tokens - 1) / kv_page_tokens * kv_page_tokens;
-  const auto fit = std::max<std::uint64_t>(task.kv.capacity_tokens / held, 1);
+  const auto at_home = capacities.empty() ? task.kv.capacity_tokens
+                                          : static_cast<std::uint64_t>(capacities.front().tokens);
+  const auto fit = std::max<std::uint64_t>(at_home / held, 1);
   return static_cast<int>(std::min<std::uint64_t>(fit, task.rollout.max_num_seqs));
 }
 
@@ -113,7 +116,8 @@ std::uint64_t resident_tokens(const job& task) {
   return kept > 0 ? (kept - 1) * task.kv.resident_group_tokens : 0;
 }
 
-result<plan_options> arm_options(const job& task, const std::string& arm) {
+result<plan_options> arm_options(const job& task, const std::string& arm,
+                                 const std::vector<group_capacity>& capacities) {
   const auto known = run_arm_names();
   if (std::find(known.begin(), known.end(), arm) == known.end())
     return bad_input("arm '" + arm + "' is unknown; arms are vanilla, natural, planned, adaptive");
@@ -134,10 +138,14 @@ result<plan_options> arm_options(const job& task, const std::string& arm) {
   o.world = static_cast<int>(task.world_size);
   o.floor = static_cast<int>(task.ep.floor);
   o.group_sizes.assign(task.ep.group_sizes.begin(), task.ep.group_sizes.end());
-  for (const auto size : o.group_sizes)
-    o.capacities.push_back({size, static_cast<std::int64_t>(task.kv.capacity_tokens)});
+  o.capacities = capacities;
+  if (is_emulated(task) && !o.costs.capacity.empty()) {
+    const bool resident =
+        o.residency == residency_kind::planned && !o.costs.planned_capacity.empty();
+    o.capacities = resident ? o.costs.planned_capacity : o.costs.capacity;
+  }
   o.prompts_per_step = static_cast<int>(task.prompts_per_step);
-  o.max_num_seqs = places_of(task);
+  o.max_num_seqs = places_of(task, capacities);
   o.kv.margin_milli = static_cast<std::int32_t>(std::lround(task.kv.margin * 1000));
   o.kv.max_response_length = static_cast<std::int32_t>(task.rollout.max_response_length);
   o.kv.count_prompt_tokens = task.kv.count_prompt_tokens;
@@ -153,10 +161,34 @@ result<plan_options> arm_options(const job& task, const std::string& arm) {
   return o;
 }
 
+result<std::vector<group_capacity>> kv_capacities(const job& task, const model_facts& model) {
+  const std::vector<int> sizes(task.ep.group_sizes.begin(), task.ep.group_sizes.end());
+  const auto most = static_cast<std::int64_t>(task.kv.capacity_tokens);
+  std::vector<group_capacity> table;
+  for (const auto size : sizes)
+    table.push_back({size, most});
+  if (task.kv.rank_memory_bytes == 0) return table;
+  memory_model memory;
+  memory.device_bytes = static_cast<double>(task.kv.rank_memory_bytes);
+  memory.dense_weight_bytes = static_cast<double>(model.dense_bytes);
+  memory.expert_bytes = static_cast<double>(model.expert_resident_bytes) / model.layers;
+  memory.kv_bytes_per_token = static_cast<double>(model.kv_page_resident_bytes) / kv_page_tokens;
+  memory.layers = static_cast<int>(model.layers);
+  memory.experts = static_cast<int>(model.experts);
+  auto shared = capacities(memory, sizes);
+  if (!shared)
+    return bad_input("--rank-memory-bytes " + std::to_string(task.kv.rank_memory_bytes) + ": "
+                     + shared.error().text);
+  for (auto& entry : *shared)
+    entry.tokens = std::min(entry.tokens, most);
+  return shared;
+}
+
 result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::string& arm,
                                                 const std::vector<prompt>& prompts,
-                                                const length_history& history) {
-  auto options = arm_options(task, arm);
+                                                const length_history& history,
+                                                const std::vector<group_capacity>& capacities) {
+  auto options = arm_options(task, arm, capacities);
   if (!options) return tl::unexpected(options.error());
   const std::size_t count = std::size_t{task.steps} * task.prompts_per_step;
   if (count > prompts.size())

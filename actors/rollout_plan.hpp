@@ -7,6 +7,8 @@
 
 namespace adafloor {
 
+struct model_facts;
+
 /// One prompt of a step: its index in the prompt file and the rank that generates its samples.
 struct placed_prompt {
   std::size_t prompt = 0;
@@ -22,6 +24,10 @@ struct rollout_step {
   exit_rules rules;               ///< one forecast per entry of `prompts`; `rules.prompts` is empty
 };
 
+/// KV tokens that one rank holds at each group size of the job: capacity_tokens, or less where its
+/// memory budget is shared with more experts. Errors: bad_input when a size leaves no room.
+result<std::vector<group_capacity>> kv_capacities(const job& task, const model_facts& model);
+
 /// What `adafloor run` can run, each on the same prompts:
 /// vanilla   takes them in order; the group never changes;
 /// natural   sorts them by predicted tail, lays them out KV-safe for the floor (the published
@@ -32,9 +38,11 @@ struct rollout_step {
 /// All but vanilla migrate as `ep.migrate` says.
 std::vector<std::string> run_arm_names();
 
-/// The options of an arm of the job, as planner and simulator take them. Errors: bad_input for an
+/// The options of an arm of the job, as planner and simulator take them; `capacities` as
+/// kv_capacities gives them. Errors: bad_input for an
 /// unknown arm or a cost model that cannot be read.
-result<plan_options> arm_options(const job& task, const std::string& arm);
+result<plan_options> arm_options(const job& task, const std::string& arm,
+                                 const std::vector<group_capacity>& capacities);
 
 /// The groups of `rank` that the job keeps resident: the full world and, for each smaller size, the
 /// last ranks. None where no arm has planned residency.
@@ -49,7 +57,8 @@ std::uint64_t resident_tokens(const job& task);
 /// epochs that the job names, or the arm is unknown.
 result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::string& arm,
                                                 const std::vector<prompt>& prompts,
-                                                const length_history& history);
+                                                const length_history& history,
+                                                const std::vector<group_capacity>& capacities);
 
 /// Names the random stream of one sample, whatever step, arm or rank it lands in.
 std::uint64_t sample_key(std::uint64_t seed, const std::string& prompt_id, std::uint32_t sample);

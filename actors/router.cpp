@@ -37,7 +37,21 @@ void router::post(envelope e) {
     send_remote(e);
 }
 
+void router::inject_faults(const std::vector<fault_rule>& rules) {
+  if (rules.empty()) return;
+  faults_ = std::make_unique<fault_injector>(
+      self_, rules, [this](const envelope& e) { hand_over(e); },
+      [this](const envelope& e) { post(e); });
+}
+
 void router::deliver(const envelope& e) {
+  if (faults_)
+    faults_->pass(e);
+  else
+    hand_over(e);
+}
+
+void router::hand_over(const envelope& e) {
   std::shared_lock lock(roles_mutex_);
   const auto& h = roles_[static_cast<std::size_t>(e.to.role)];
   if (!h) {

@@ -1,5 +1,6 @@
 #pragma once
 // Brings every envelope to its role: an actor or a thread of this process, or the control link.
+#include "actors/fault_injection.hpp"
 #include "actors/machine_actor.hpp"
 
 #include <array>
@@ -32,6 +33,8 @@ public:
   /// Forgets all roles: CAF waits at shutdown for actors whose handles are held.
   void detach_all();
   void attach_link(ucx_link* link);
+  /// Before the first envelope; at most once.
+  void inject_faults(const std::vector<fault_rule>& rules);
 
   /// Sends an envelope on its way. Local ones arrive, in order; remote ones may be lost when the
   /// link's window and the overflow queue are full.
@@ -53,6 +56,7 @@ public:
 private:
   using handler = std::function<void(const envelope&)>;
   void deliver(const envelope& e);
+  void hand_over(const envelope& e);
   void send_remote(const envelope& e);
 
   static constexpr std::int64_t unread_max = 4096;         ///< remote envelopes in mailboxes
@@ -68,6 +72,7 @@ private:
   std::map<rank_id, std::deque<std::string>> overflow_;
   std::atomic<std::uint64_t> local_{0}, sent_{0}, received_{0}, undecodable_{0}, misdirected_{0},
       dropped_{0};
+  std::unique_ptr<fault_injector> faults_; ///< null: no rules
 };
 
 } // namespace adafloor

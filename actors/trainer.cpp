@@ -1,5 +1,7 @@
 #include "actors/trainer.hpp"
 
+#include "gpu/engine.hpp"
+
 #include <algorithm>
 
 namespace adafloor {
@@ -11,7 +13,6 @@ microseconds now() {
 }
 
 constexpr microseconds poll_every{100'000}; ///< for interruption while no message comes
-constexpr std::size_t queue_part = 256;     ///< units in one queue_work
 
 } // namespace
 
@@ -42,7 +43,8 @@ void trainer::tell(role_kind from, role_kind to, any_message message) {
 }
 
 result<void> trainer::run() {
-  queue_sidecar_work();
+  for (auto& message : lent_->opening())
+    tell(role_kind::trainer, role_kind::broker, std::move(message));
   const auto held_until = now() + microseconds(static_cast<std::int64_t>(task_.hold_seconds * 1e6));
   if (auto r = pump_until([&] { return now() >= held_until; }, microseconds::max()); !r) return r;
   for (const auto& arm : task_.arms)
@@ -52,57 +54,46 @@ result<void> trainer::run() {
   return {};
 }
 
-void trainer::queue_sidecar_work() {
-  queue_work part;
-  for (std::size_t i = 0; i < queries_.size(); ++i) {
-    if (units_kept_.count(i) == 0)
-      part.units.push_back(
-          {i, queries_[i].tokens,
-           static_cast<std::uint32_t>(std::max<std::size_t>(queries_[i].answer.size() + 1, 8))});
-    if (part.units.size() == queue_part || (i + 1 == queries_.size() && !part.units.empty()))
-      tell(role_kind::trainer, role_kind::broker, std::exchange(part, {}));
-  }
-}
-
 result<void> trainer::run_arm(const std::string& arm) {
   books_ = {};
   books_.arm = arm;
   books_.world_size = task_.world_size;
-  const auto options = arm_options(task_, arm);
+  books_.quarantined = quarantined_;
+  const auto options = arm_options(task_, arm, around_.capacities);
   if (!options) return tl::unexpected(options.error());
   books_.floor = arm == "vanilla" ? task_.world_size : task_.ep.floor;
   books_.residency = options->residency;
   books_.migrate = options->migrate;
-  events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(now())}});
+  events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(booked(task_, now()))}});
   const auto history_before = history_;
-  std::vector<std::vector<rollout_step>> plans;
-  for (const auto& model : task_.models) {
-    if (auto r = load_policy(model); !r) return r;
-    const auto plan = plan_rollouts(task_, arm, prompts_, history_);
+  finished_arm past{arm, {}, {}, 0};
+  const auto last = static_cast<std::uint32_t>(task_.models.size() - 1);
+  for (std::uint32_t epoch = 0; epoch < task_.epochs; ++epoch) {
+    if (auto r = load_policy(task_.models[std::min(epoch, last)]); !r) return r;
+    const auto plan = plan_rollouts(task_, arm, prompts_, history_, around_.capacities);
     if (!plan) return tl::unexpected(plan.error());
-    books_.epochs.emplace_back();
     for (std::uint32_t s = 0; s < plan->size(); ++s)
       if (auto r = run_step(arm, (*plan)[s], s); !r) return r;
-    learn_lengths(books_.epochs.back());
-    plans.push_back(*plan);
+    learn_lengths(books_.epoch);
+    if (task_.guard.enabled) remember_epoch(past, *plan);
+    books_.end_epoch(prompts_);
   }
   history_ = history_before; // Each arm starts from what was known before the run.
-  const auto duplicates = count_duplicates();
+  const auto duplicates = lent_->duplicates();
   if (!duplicates) return tl::unexpected(duplicates.error());
   books_.units_duplicate = *duplicates;
-  events_.emit("arm_end", {{"result", books_.to_json(prompts_)}});
-  remember_arm(std::move(plans));
+  books_.behind_seconds = seconds_of(around_.behind->load());
+  events_.emit("arm_end", {{"result", books_.to_json()}});
+  past.truncated_by_guard = books_.truncated_by_guard;
+  finished_.push_back(std::move(past));
   return {};
 }
 
-void trainer::remember_arm(std::vector<std::vector<rollout_step>> plans) {
-  finished_arm done{books_.arm, std::move(plans), {}, books_.truncated_by_guard};
-  for (const auto& epoch : books_.epochs) {
-    auto& tokens = done.tokens.emplace_back();
-    for (const auto& [key, r] : epoch)
-      tokens[key] = static_cast<std::int32_t>(r.tokens.size());
-  }
-  finished_.push_back(std::move(done));
+void trainer::remember_epoch(finished_arm& past, const std::vector<rollout_step>& plan) const {
+  past.epochs.push_back(plan);
+  auto& tokens = past.tokens.emplace_back();
+  for (const auto& [key, r] : books_.epoch)
+    tokens[key] = static_cast<std::int32_t>(r.tokens.size());
 }
 
 /// Tells, for each arm whose responses the guard cut, what the whole work would have taken.
@@ -111,7 +102,7 @@ void trainer::compare_work() {
                                  [](const auto& arm) { return arm.truncated_by_guard == 0; });
   if (full == finished_.end()) return;
   for (const auto& arm : finished_) {
-    const auto options = arm_options(task_, arm.arm);
+    const auto options = arm_options(task_, arm.arm, around_.capacities);
     if (arm.truncated_by_guard == 0 || !options) continue;
     if (const auto ratio = equal_work_ratio(arm, *full, *options))
       events_.emit("equal_work", {{"arm", arm.arm},
@@ -127,13 +118,23 @@ result<void> trainer::load_policy(const std::string& dir) {
   if (dir == policy_dir_) return {};
   updated_.reset();
   refused_.reset();
-  const weights_id version(++policies_ + 1);
-  tell(role_kind::trainer, role_kind::planner, update_weights{version, dir});
+  update_weights order{weights_id(++policies_ + 1), dir, 0, 0};
+  if (!is_emulated(task_)) {
+    const auto expected = checkpoint_tensors(dir);
+    if (!expected) return tl::unexpected(expected.error());
+    order.tensors = expected->tensors;
+    order.digest = expected->digest;
+  }
+  tell(role_kind::trainer, role_kind::planner, order);
   auto r = pump_until([&] { return updated_ || refused_; }, microseconds{660'000'000});
   if (!r) return r;
   if (refused_)
     return fail(error_code::refused, "policy " + dir + " was not loaded: " + refused_->text);
   policy_dir_ = dir;
+  events_.emit("weights", {{"arm", books_.arm},
+                           {"version", updated_->version.value},
+                           {"source", dir},
+                           {"tensors", updated_->tensors + updated_->expert_tensors}});
   return {};
 }
 
@@ -144,6 +145,8 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
   out.predicted_tail = plan.predicted_tail;
   out.rules = plan.rules;
   const auto& how = task_.rollout;
+  const auto versions = static_cast<std::uint32_t>(task_.models.size());
+  const auto pass = books_.epochs < versions ? 0 : books_.epochs + 1 - versions;
   step_->cap = plan.response_cap > 0 ? std::min(plan.response_cap, how.max_response_length)
                                      : how.max_response_length;
   for (std::uint32_t i = 0; i < plan.prompts.size(); ++i)
@@ -151,9 +154,12 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
       const auto& p = plan.prompts[i];
       rollout_request r;
       r.id = request_id(out.requests.size());
-      r.random_key = sample_key(how.seed, prompts_[p.prompt].id, sample);
+      r.random_key = sample_key(how.seed + pass, prompts_[p.prompt].id, sample);
       r.prompt = prompts_[p.prompt].tokens;
       r.max_tokens = step_->cap;
+      if (is_emulated(task_))
+        r.max_tokens =
+            std::min(r.max_tokens, static_cast<std::uint32_t>(recorded_[p.prompt][sample]));
       r.how = {how.temperature, how.top_p, how.top_k};
       out.requests.push_back(std::move(r));
       out.homes.push_back(p.home);
@@ -175,11 +181,14 @@ result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
     exits.push_back({{"at", x.at}, {"to", x.to}});
   events_.emit("step_begin", {{"arm", arm},
                               {"step", number},
+                              {"rollout", step_->rollout.value},
                               {"prompts", plan.prompts.size()},
                               {"responses", order.requests.size()},
                               {"floor", plan.floor},
                               {"exits", exits},
                               {"tail", plan.predicted_tail}});
+  if (tokens_file_)
+    if (auto r = tokens_file_->begin(order); !r) return r;
   tell(role_kind::trainer, role_kind::planner, std::move(order));
   const auto done = [&] { return step_->done || step_->failed; };
   if (auto r = pump_until(done, microseconds::max()); !r) return r;
@@ -189,11 +198,47 @@ result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
   return close_step();
 }
 
-result<void> trainer::close_step() {
-  const auto& done = *step_->done;
+/// At the end of a step.
+result<void> trainer::sync_files() {
+  if (task_.output.fsync == "never") return {};
   if (auto r = responses_file_->sync(); !r) return r;
-  if (sidecar_file_)
-    if (auto r = sidecar_file_->sync(); !r) return r;
+  if (tokens_file_)
+    if (auto r = tokens_file_->sync(); !r) return r;
+  return lent_->sync();
+}
+
+/// On the emulated device a step has a fixed time after its last token, in which the world is
+/// restored and results are kept. What is later than that is this machine's doing, and idle.
+result<void> trainer::pass_fixed_time() {
+  if (!is_emulated(task_)) return {};
+  const auto options = arm_options(task_, books_.arm, around_.capacities);
+  if (!options) return tl::unexpected(options.error());
+  const auto& costs = options->costs;
+  auto& done = *step_->done;
+  auto decoded_at = done.began_at;
+  for (const auto& [rank, report] : step_->reports)
+    for (const auto& i : report.intervals)
+      if (i.state == rank_state::busy || i.state == rank_state::dummy)
+        decoded_at = std::max(decoded_at, i.end);
+  const bool shrank = !done.transitions.empty();
+  const auto fixed = shrank ? costs.fixed_shrunk_seconds : costs.fixed_seconds;
+  const auto restore = shrank ? std::min(costs.restore_seconds, fixed) : 0;
+  const auto after = [&](double seconds) {
+    return decoded_at + microseconds(static_cast<std::int64_t>(seconds * 1e6));
+  };
+  if (auto r =
+          pump_until([&] { return booked(task_, now()) >= after(fixed); }, microseconds::max());
+      !r)
+    return r;
+  done.ended_at = std::max(done.ended_at, after(fixed));
+  book_fixed_time(step_->reports, decoded_at, after(restore), done.ended_at);
+  return {};
+}
+
+result<void> trainer::close_step() {
+  if (auto r = pass_fixed_time(); !r) return r;
+  const auto& done = *step_->done;
+  if (auto r = sync_files(); !r) return r;
   auto ledger = ledger_of(step_->reports, done.began_at, done.ended_at);
   if (!ledger) return tl::unexpected(ledger.error());
   double reward = 0;
@@ -231,7 +276,7 @@ result<void> trainer::close_step() {
   books_.ledger.add(*ledger);
   for (const auto& [key, r] : step_->kept)
     books_.truncated_by_guard += r.stop == finish_reason::guard ? 1 : 0;
-  books_.epochs.back().merge(step_->kept);
+  books_.epoch.merge(step_->kept);
   step_.reset();
   constexpr double gap_max = 0.001;
   if (books_.ledger.gap() > gap_max)

@@ -6,9 +6,12 @@
 #include "actors/equal_work.hpp"
 #include "actors/event_stream.hpp"
 #include "actors/job.hpp"
+#include "actors/lease_queues.hpp"
 #include "actors/prompts.hpp"
 #include "actors/recorder.hpp"
+#include "actors/replay.hpp"
 #include "actors/rollout_plan.hpp"
+#include "actors/token_log.hpp"
 #include "messages/catalog.hpp"
 #include "planner/plan/history.hpp"
 
@@ -25,9 +28,11 @@ namespace adafloor {
 class trainer {
 public:
   struct surroundings {
-    std::function<void(envelope)> post; ///< to planner and broker; any thread
-    std::uint32_t vocabulary = 0;       ///< of the policy model
+    std::function<void(envelope)> post;     ///< to planner and broker; any thread
+    std::uint32_t vocabulary = 0;           ///< of the policy model
+    std::vector<group_capacity> capacities; ///< KV tokens of a rank, by group size
     const std::atomic<bool>* interrupted = nullptr;
+    const std::atomic<microseconds>* behind = nullptr; ///< see engine_surroundings
   };
   /// Reads prompts, queries and history. Errors: bad_input, io.
   static result<std::unique_ptr<trainer>> make(const job& task, event_stream& events,
@@ -60,16 +65,26 @@ private:
 
   trainer(const job& task, event_stream& events, surroundings around);
   result<void> load();
-  void queue_sidecar_work();
+  result<void> check_budget() const;
+  result<void> load_work();
   result<void> run_arm(const std::string& arm);
   result<void> load_policy(const std::string& dir);
   result<void> run_step(const std::string& arm, const rollout_step& plan, std::uint32_t number);
+  /// A policy that serves another epoch draws anew: the seed grows with each pass.
   begin_rollout make_rollout(const rollout_step& plan);
+  result<void> sync_files();
+  /// False, and disk_error_ is set, when it failed.
+  bool on_disk(const result<void>& done);
   result<void> close_step();
-  void remember_arm(std::vector<std::vector<rollout_step>> plans);
+  /// Kept only for the comparison of a guarded arm: what is kept grows with every epoch.
+  void remember_epoch(finished_arm& past, const std::vector<rollout_step>& plan) const;
+  result<void> pass_fixed_time();
   void compare_work();
   void learn_lengths(const std::map<response_key, kept_response>& responses);
-  result<std::uint64_t> count_duplicates() const;
+  /// A response that is kept is work for whoever scores it.
+  void queue_score(const response_key& key, const kept_response& r);
+  finish_reason reason_of_limit(const response_key& key) const;
+  transition_record in_books(transition_record t) const;
   double reward_of(const response_key& key, const kept_response& r) const;
 
   /// Handles messages until `ready`, an interruption or a failed file.
@@ -77,11 +92,14 @@ private:
   void take_messages();
   void handle(const envelope& e);
   void on(const response& m, const envelope& e);
+  void on(const token_batch& m, const envelope& e);
   void on(const rollout_report& m, const envelope& e);
   void on(const rollout_done& m, const envelope& e);
   void on(const rollout_failed& m, const envelope& e);
   void on(const work_result& m, const envelope& e);
   void on(const lease_record& m, const envelope& e);
+  void on(const lending_state& m, const envelope& e);
+  void on(const rank_quarantined& m, const envelope& e);
   void on(const transition_record& m, const envelope& e);
   void on(const request_moved& m, const envelope& e);
   void on(const weights_updated& m, const envelope& e);
@@ -96,10 +114,13 @@ private:
   event_stream& events_;
   surroundings around_;
 
-  std::vector<prompt> prompts_, queries_;
+  std::vector<prompt> prompts_;
+  std::vector<std::vector<std::int32_t>> recorded_; ///< of a replay: lengths by prompt and sample
   length_history history_;
-  std::optional<durable_file> responses_file_, sidecar_file_;
-  std::set<std::uint64_t> units_kept_;
+  std::optional<durable_file> responses_file_;
+  std::optional<lease_queues> lent_;
+  std::vector<rank_quarantined> quarantined_; ///< for the rest of the job
+  std::optional<token_log> tokens_file_;
   std::optional<error> disk_error_;
 
   std::mutex mutex_;

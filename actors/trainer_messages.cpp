@@ -1,6 +1,8 @@
 // The trainer's input: files at the start, messages while the job runs.
 #include "actors/trainer.hpp"
+#include "gpu/engine.hpp"
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -15,57 +17,74 @@ result<std::string> read_text(const std::string& path) {
   return text.str();
 }
 
+result<length_history> read_history(const std::string& path) {
+  auto text = read_text(path);
+  if (!text) return tl::unexpected(text.error());
+  return parse_history(*text, path);
+}
+
 } // namespace
 
+/// The longest request must fit a rank of the full world, or nobody could ever admit it.
+result<void> trainer::check_budget() const {
+  if (task_.kv.rank_memory_bytes == 0 || around_.capacities.empty()) return {};
+  std::uint64_t longest = 0;
+  for (const auto& p : prompts_)
+    longest = std::max<std::uint64_t>(longest, p.tokens.size() + task_.rollout.max_response_length);
+  const auto room = static_cast<std::uint64_t>(around_.capacities.front().tokens);
+  if (longest <= room / kv_page_tokens * kv_page_tokens) return {};
+  return bad_input("--rank-memory-bytes " + std::to_string(task_.kv.rank_memory_bytes)
+                   + ": leaves room for " + std::to_string(room)
+                   + " KV tokens beside a rank's weights; one request needs "
+                   + std::to_string(longest) + "; raise it or lower --max-response-length");
+}
+
 result<void> trainer::load() {
-  auto prompts = load_prompts(task_.prompts, around_.vocabulary);
-  if (!prompts) return tl::unexpected(prompts.error());
-  prompts_ = std::move(*prompts);
+  if (auto r = load_work(); !r) return r;
+  if (auto r = check_budget(); !r) return r;
   if (!task_.history.empty()) {
-    auto text = read_text(task_.history);
-    if (!text) return tl::unexpected(text.error());
-    auto history = parse_history(*text, task_.history);
+    auto history = read_history(task_.history);
     if (!history) return tl::unexpected(history.error());
     history_ = std::move(*history);
   }
   auto file = durable_file::open(task_.out_dir + "/responses.jsonl");
   if (!file) return tl::unexpected(file.error());
   responses_file_ = std::move(*file);
-  if (task_.sidecar.model.empty()) return {};
-  auto queries = load_prompts(task_.sidecar.queries, std::numeric_limits<std::uint32_t>::max());
-  if (!queries) return tl::unexpected(queries.error());
-  queries_ = std::move(*queries);
-  auto results = durable_file::open(task_.out_dir + "/sidecar.jsonl");
-  if (!results) return tl::unexpected(results.error());
-  std::istringstream earlier(results->earlier());
-  for (std::string line; std::getline(earlier, line);) {
-    const auto parsed = json::parse(line, nullptr, false);
-    if (parsed.is_object() && parsed.contains("unit") && parsed["unit"].is_number_unsigned())
-      units_kept_.insert(parsed["unit"].get<std::uint64_t>());
+  if (task_.output.token_log) {
+    auto log = token_log::open(task_.out_dir + "/tokens.log");
+    if (!log) return tl::unexpected(log.error());
+    tokens_file_ = std::move(*log);
   }
-  sidecar_file_ = std::move(*results);
+  auto lent = lease_queues::open(task_);
+  if (!lent) return tl::unexpected(lent.error());
+  lent_ = std::move(*lent);
   return {};
 }
 
-/// Read back from the file, so that it tells what a user of the results would find.
-result<std::uint64_t> trainer::count_duplicates() const {
-  if (!sidecar_file_) return 0;
-  auto text = read_text(sidecar_file_->path());
-  if (!text) return tl::unexpected(text.error());
-  std::set<std::uint64_t> seen;
-  std::uint64_t duplicates = 0;
-  std::istringstream lines(*text);
-  for (std::string line; std::getline(lines, line);) {
-    const auto parsed = json::parse(line, nullptr, false);
-    if (parsed.is_discarded())
-      return fail(error_code::internal, "a torn line in " + sidecar_file_->path());
-    duplicates += seen.insert(parsed["unit"].get<std::uint64_t>()).second ? 0 : 1;
+/// The prompts; for a replay with the lengths of their responses.
+result<void> trainer::load_work() {
+  if (!is_emulated(task_)) {
+    auto prompts = load_prompts(task_.prompts, around_.vocabulary);
+    if (!prompts) return tl::unexpected(prompts.error());
+    prompts_ = std::move(*prompts);
+    return {};
   }
-  return duplicates;
+  auto workload = read_history(task_.workload);
+  if (!workload) return tl::unexpected(workload.error());
+  auto epoch = recorded_epoch_of(task_, *workload);
+  if (!epoch) return tl::unexpected(epoch.error());
+  prompts_ = std::move(epoch->prompts);
+  recorded_ = std::move(epoch->lengths);
+  return {};
 }
 
 void trainer::handle(const envelope& e) {
   std::visit([&](const auto& m) { on(m, e); }, e.body);
+}
+
+bool trainer::on_disk(const result<void>& done) {
+  if (!done) disk_error_ = done.error();
+  return done.has_value();
 }
 
 /// As recorder: durable first, then acknowledged.
@@ -73,22 +92,40 @@ void trainer::on(const response& m, const envelope&) {
   if (!step_ || m.rollout != step_->rollout || m.request.value >= step_->keys.size()) return;
   const auto key = step_->keys[m.request.value];
   // The engine knows only the limit that it was given; here it is known who set it.
-  const bool capped = step_->cap < task_.rollout.max_response_length;
-  const auto stop = capped && m.stop == finish_reason::length ? finish_reason::guard : m.stop;
+  const auto stop = m.stop == finish_reason::length ? reason_of_limit(key) : m.stop;
   if (step_->kept.count(key) == 0) {
-    const json line{{"arm", books_.arm},     {"epoch", books_.epochs.size() - 1},
+    const json head{{"arm", books_.arm},     {"epoch", books_.epochs},
                     {"step", step_->number}, {"prompt_id", prompts_[key.first].id},
-                    {"sample", key.second},  {"stop", name_of(stop)},
-                    {"tokens", m.tokens},    {"logprobs", m.logprobs}};
-    if (auto r = responses_file_->append(line.dump()); !r) {
-      disk_error_ = r.error();
-      return;
-    }
+                    {"sample", key.second},  {"stop", name_of(stop)}};
+    auto line = head.dump();
+    line.pop_back();
+    append_list(line, "tokens", m.tokens);
+    append_list(line, "logprobs", m.logprobs);
+    if (!on_disk(responses_file_->append(line + '}'))) return;
+    const auto& policy = task_.output.fsync;
+    if ((policy == "response" || policy == "batch") && !on_disk(responses_file_->sync())) return;
     step_->kept[key] = {m.tokens, m.logprobs, stop};
     step_->tokens += m.tokens.size();
+    queue_score(key, step_->kept[key]);
     tell_progress();
   }
   tell(role_kind::recorder, role_kind::planner, response_kept{m.rollout, m.request});
+}
+
+/// As recorder: the planner passes each batch on once and in order.
+void trainer::on(const token_batch& m, const envelope& e) {
+  if (!tokens_file_ || !on_disk(tokens_file_->append(e))) return;
+  if (task_.output.fsync == "batch" && !on_disk(tokens_file_->sync())) return;
+  tell(role_kind::recorder, role_kind::planner, tokens_kept{m.rollout, e.from.rank, m.sequence});
+}
+
+finish_reason trainer::reason_of_limit(const response_key& key) const {
+  const auto longest = task_.rollout.max_response_length;
+  if (is_emulated(task_)) {
+    const auto recorded = static_cast<std::uint32_t>(recorded_[key.first][key.second]);
+    if (recorded <= step_->cap && recorded < longest) return finish_reason::eos;
+  }
+  return step_->cap < longest ? finish_reason::guard : finish_reason::length;
 }
 
 void trainer::tell_progress() {
@@ -107,11 +144,26 @@ void trainer::tell_progress() {
 }
 
 void trainer::on(const rollout_report& m, const envelope& e) {
-  if (step_ && m.rollout == step_->rollout) step_->reports[e.from.rank] = m;
+  if (!step_ || m.rollout != step_->rollout) return;
+  auto& report = step_->reports[e.from.rank] = m;
+  for (auto& i : report.intervals)
+    i = {i.state, booked(task_, i.begin), booked(task_, i.end)};
+}
+
+transition_record trainer::in_books(transition_record t) const {
+  t.began_at = booked(task_, t.began_at);
+  t.settled_at = booked(task_, t.settled_at);
+  t.pause_max = booked(task_, t.pause_max);
+  return t;
 }
 
 void trainer::on(const rollout_done& m, const envelope&) {
-  if (step_ && m.rollout == step_->rollout) step_->done = m;
+  if (!step_ || m.rollout != step_->rollout) return;
+  auto& done = step_->done.emplace(m);
+  done.began_at = booked(task_, m.began_at);
+  done.ended_at = booked(task_, m.ended_at);
+  for (auto& t : done.transitions)
+    t = in_books(std::move(t));
 }
 
 void trainer::on(const rollout_failed& m, const envelope&) {
@@ -119,39 +171,57 @@ void trainer::on(const rollout_failed& m, const envelope&) {
 }
 
 /// As recorder: a unit's result is written once, whatever comes twice.
-void trainer::on(const work_result& m, const envelope&) {
-  if (!sidecar_file_ || m.unit >= queries_.size()) return;
-  const auto& query = queries_[m.unit];
-  if (units_kept_.count(m.unit) == 0) {
-    const bool correct = m.tokens == query.answer;
-    const json line{{"unit", m.unit},
-                    {"prompt_id", query.id},
-                    {"lease", {m.lease.epoch.value, m.lease.counter}},
-                    {"tokens", m.tokens},
-                    {"correct", correct}};
-    if (auto r = sidecar_file_->append(line.dump()); !r) {
-      disk_error_ = r.error();
-      return;
+void trainer::on(const work_result& m, const envelope& e) {
+  const auto kept = lent_->keep(m, e.stamp);
+  if (!kept) disk_error_ = kept.error();
+  if (!kept || !*kept) return;
+  if (const auto& done = **kept; done.fresh) {
+    switch (done.kind) {
+    case work_kind::generate:
+      ++books_.units_completed;
+      books_.units_correct += done.correct ? 1 : 0;
+      break;
+    case work_kind::score:
+      ++books_.units_scored;
+      break;
+    case work_kind::exec:
+      ++books_.units_executed;
+      break;
     }
-    units_kept_.insert(m.unit);
-    ++books_.units_completed;
-    books_.units_correct += correct ? 1 : 0;
   }
   tell(role_kind::recorder, role_kind::broker, work_kept{m.lease, m.unit});
 }
 
-void trainer::on(const lease_record& m, const envelope&) {
+void trainer::queue_score(const response_key& key, const kept_response& r) {
+  const auto arm = std::find(task_.arms.begin(), task_.arms.end(), books_.arm);
+  const auto& prompt = prompts_[key.first];
+  auto unit = lent_->score({static_cast<std::uint32_t>(arm - task_.arms.begin()), books_.epochs,
+                            step_->number, key.first, prompt.id, key.second},
+                           prompt.tokens, r.tokens, policy_dir_);
+  if (unit) tell(role_kind::trainer, role_kind::broker, queue_work{{std::move(*unit)}});
+}
+
+void trainer::on(const lease_record& told, const envelope&) {
+  auto m = told;
+  for (auto* at : {&m.window, &m.granted_at, &m.working_at, &m.revoked_at, &m.returned_at})
+    *at = booked(task_, *at);
   books_.leases.push_back(m);
-  ++books_.leases_granted;
-  const auto revoke = m.revoked_at.count() > 0 ? seconds_of(m.returned_at - m.revoked_at) : 0;
-  events_.emit("lease", {{"arm", books_.arm},
-                         {"step", step_ ? json(step_->number) : json()},
-                         {"rank", m.rank.value},
-                         {"lease", {m.lease.epoch.value, m.lease.counter}},
-                         {"state", m.forced ? "forced" : "returned"},
-                         {"seconds", seconds_of(m.returned_at - m.granted_at)},
-                         {"units", m.units_done},
-                         {"revoke_seconds", revoke}});
+  json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
+  fields.update(lease_json(m));
+  events_.emit("lease", std::move(fields));
+}
+
+void trainer::on(const lending_state& m, const envelope&) {
+  books_.lending = m;
+}
+
+/// The job goes on with fewer ranks: nobody may overlook that.
+void trainer::on(const rank_quarantined& m, const envelope&) {
+  quarantined_.push_back(m);
+  books_.quarantined = quarantined_;
+  json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
+  fields.update(quarantine_json(m));
+  events_.emit("quarantine", std::move(fields));
 }
 
 void trainer::on(const request_moved& m, const envelope& e) {
@@ -166,7 +236,7 @@ void trainer::on(const transition_record& m, const envelope&) {
   if (!step_) return;
   step_->group_size = m.to;
   json fields{{"arm", books_.arm}, {"step", step_->number}};
-  fields.update(transition_json(m));
+  fields.update(transition_json(in_books(m)));
   events_.emit("transition", std::move(fields));
 }
 

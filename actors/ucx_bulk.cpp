@@ -5,9 +5,26 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <future>
 
 namespace adafloor {
+
+std::size_t shared_bytes::size() const {
+  std::size_t sum = bytes.size;
+  for (const auto& part : rest)
+    sum += part.size;
+  return sum;
+}
+
+void shared_bytes::copy_to(std::byte* into) const {
+  if (bytes.size > 0) std::memcpy(into, bytes.data, bytes.size);
+  into += bytes.size;
+  for (const auto& part : rest) {
+    std::memcpy(into, part.data, part.size);
+    into += part.size;
+  }
+}
 
 namespace {
 constexpr std::size_t key_bytes_max = 4 << 10;
@@ -19,7 +36,7 @@ void ucx_bulk::impl::wake() {
 }
 
 result<void> ucx_bulk::impl::fetch(rank_id from, std::string key, microseconds timeout,
-                                   fetch_handler done) {
+                                   fetch_handler done, std::vector<bytes_place> into) {
   if (key.size() > key_bytes_max)
     return bad_input("fetch: a key of " + std::to_string(key.size()) + " bytes; at most "
                      + std::to_string(key_bytes_max) + " are allowed");
@@ -33,7 +50,7 @@ result<void> ucx_bulk::impl::fetch(rank_id from, std::string key, microseconds t
                   std::to_string(open_fetches) + " fetches are open already; wait for some to end");
     ++open_fetches;
     const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
-    wanted.push_back({from, std::move(key), now + timeout, std::move(done), false});
+    wanted.push_back({from, std::move(key), now + timeout, std::move(done), std::move(into)});
   }
   wake();
   return {};
@@ -112,16 +129,15 @@ void ucx_bulk::disconnect(rank_id peer) {
 }
 
 result<void> ucx_bulk::fetch(rank_id from, std::string key, microseconds timeout,
-                             fetch_handler done) {
-  return impl_->fetch(from, std::move(key), timeout, std::move(done));
+                             fetch_handler done, std::vector<bytes_place> into) {
+  return impl_->fetch(from, std::move(key), timeout, std::move(done), std::move(into));
 }
 
 result<pooled_buffer> ucx_bulk::fetch_now(rank_id from, std::string key, microseconds timeout) {
   auto promise = std::make_shared<std::promise<result<pooled_buffer>>>();
   auto outcome = promise->get_future();
-  auto accepted = impl_->fetch(from, std::move(key), timeout, [promise](result<pooled_buffer> r) {
-    promise->set_value(std::move(r));
-  });
+  auto accepted = fetch(from, std::move(key), timeout,
+                        [promise](result<pooled_buffer> r) { promise->set_value(std::move(r)); });
   if (!accepted) return tl::unexpected<error>(accepted.error());
   return outcome.get();
 }

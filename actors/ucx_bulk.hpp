@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace adafloor {
 
@@ -19,6 +20,19 @@ namespace adafloor {
 struct shared_bytes {
   std::shared_ptr<const void> owner;
   bytes_view bytes;
+  /// They hold a checksum of their own, which whoever fetches them verifies: the transfer adds
+  /// none.
+  bool sealed = false;
+  std::vector<bytes_view> rest = {}; ///< what follows `bytes`, in order
+
+  std::size_t size() const;
+  void copy_to(std::byte* into) const; ///< `size()` bytes
+};
+
+/// Memory to be written.
+struct bytes_place {
+  std::byte* data = nullptr;
+  std::size_t size = 0;
 };
 
 struct bulk_stats {
@@ -45,7 +59,7 @@ public:
     std::size_t serving_max = 64;  ///< answers under way at once; beyond it the peer gets busy
     std::size_t pool_bytes = std::size_t{256} << 20; ///< receive buffers kept for later use
     bool single_copy = true; ///< within a host read the peer's memory directly where allowed
-    bool checksum = true;    ///< CRC32C over the bytes, on both sides
+    bool checksum = true;    ///< CRC32C over bytes that are not sealed, on both sides
   };
   /// Owner thread; must not block. Called exactly once per accepted fetch. Errors: timed_out,
   /// peer_lost, refused (the provider's error), busy (the peer serves too many), io (checksum),
@@ -68,8 +82,11 @@ public:
   void disconnect(rank_id peer);
 
   /// Any thread. `key` (at most 4 KiB) is the provider's business. The deadline counts from now.
+  /// With `into`, the bytes are put there, place after place, and the handler gets an empty buffer;
+  /// another number of bytes is an `io` error. Nothing is written there once the handler is called.
   /// Errors (then the handler is not called): busy, bad_input, aborted.
-  result<void> fetch(rank_id from, std::string key, microseconds timeout, fetch_handler done);
+  result<void> fetch(rank_id from, std::string key, microseconds timeout, fetch_handler done,
+                     std::vector<bytes_place> into = {});
   /// The same, waiting for the answer. Not from the owner thread.
   result<pooled_buffer> fetch_now(rank_id from, std::string key, microseconds timeout);
 

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,25 +13,15 @@
 
 namespace adafloor {
 
+using namespace bulk;
+
 namespace {
 
 constexpr unsigned message_id = 10;
-// The letter in front of what is in one piece.
-constexpr char is_request = 'q', is_answer = 'a', is_loan = 'l', is_loan_over = 'd';
-constexpr std::size_t copy_bytes = 4 << 20; // at a time; other messages come in between
-constexpr microseconds loan_grace{5'000'000};
-constexpr std::uint32_t magic = 0x42464131; // "1AFB"
 constexpr std::size_t small_bytes_max = 8 << 10;
 constexpr std::size_t key_bytes_max = 4 << 10;
 constexpr std::size_t early_max = 64;
-
-time_point clock_now() {
-  return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
-}
-
-std::string what(rank_id from, const std::string& key) {
-  return "fetch of \"" + key.substr(0, 80) + "\" from rank " + std::to_string(from.value);
-}
+constexpr int background_nice = 10;
 
 } // namespace
 
@@ -42,12 +33,13 @@ struct ucx_bulk::impl::note final : ucx_sending {
 struct ucx_bulk::impl::serving final : ucx_sending {
   impl* bulk;
   bulk_head head;
-  shared_bytes bytes; // held until UCX is done with them
+  std::shared_ptr<const void> owner; // of the bytes; held until UCX is done with them
+  bytes_view bytes;
   void done(ucs_status_t status) override {
     --bulk->serving_now;
     if (status != UCS_OK) return;
     ++bulk->counts.served;
-    bulk->counts.served_bytes += bytes.bytes.size;
+    bulk->counts.served_bytes += bytes.size;
   }
 };
 
@@ -158,35 +150,43 @@ void ucx_bulk::impl::serve(const bulk_head& h, const std::string& key) {
   if (!provide) return refuse({error_code::refused, "it serves nothing"});
   auto bytes = provide(to, key);
   if (!bytes) return refuse(bytes.error());
-  if (bytes->bytes.size > o.transfer_bytes_max)
-    return refuse({error_code::refused, std::to_string(bytes->bytes.size)
-                                            + " bytes are more than the allowed "
+  const std::size_t size = bytes->size();
+  if (size > o.transfer_bytes_max)
+    return refuse({error_code::refused, std::to_string(size) + " bytes are more than the allowed "
                                             + std::to_string(o.transfer_bytes_max)});
-  reply.length = bytes->bytes.size;
-  reply.checked = o.checksum ? 1 : 0;
-  if (o.checksum) reply.crc = crc32c(bytes->bytes.data, bytes->bytes.size);
-  if (bytes->bytes.size <= small_bytes_max) {
-    send_note(to, is_answer, reply,
-              {reinterpret_cast<const char*>(bytes->bytes.data), bytes->bytes.size});
+  reply.length = size;
+  reply.checked = o.checksum && !bytes->sealed ? 1 : 0;
+  if (reply.checked != 0) {
+    reply.crc = crc32c(bytes->bytes.data, bytes->bytes.size);
+    for (const auto& part : bytes->rest)
+      reply.crc = crc32c(part.data, part.size, reply.crc);
+  }
+  if (size <= small_bytes_max) {
+    std::string whole(size, '\0');
+    bytes->copy_to(reinterpret_cast<std::byte*>(whole.data()));
+    send_note(to, is_answer, reply, whole);
     ++counts.served;
-    counts.served_bytes += bytes->bytes.size;
+    counts.served_bytes += size;
     return;
   }
   if (!peers[to.value].endpoint) return;
-  if (h.neighbourhood != 0 && h.neighbourhood == address_space_neighbourhood()) {
-    reply.pid = static_cast<std::uint32_t>(::getpid());
-    reply.address = reinterpret_cast<std::uint64_t>(bytes->bytes.data);
-    const microseconds wanted{
-        static_cast<std::int64_t>(std::min<std::uint64_t>(h.timeout_us, 3'600'000'000u))};
-    if (loans.count({h.sender, h.request}) == 0) ++serving_now;
-    loans[{h.sender, h.request}] = {std::move(*bytes), clock_now() + wanted + loan_grace};
-    return send_note(to, is_loan, reply, "");
-  }
+  if (h.neighbourhood != 0 && h.neighbourhood == address_space_neighbourhood()
+      && bytes->rest.size() < parts_max)
+    return lend(to, reply, h, std::move(*bytes));
   auto s = std::make_unique<serving>();
   s->bulk = this;
   s->head = reply;
-  s->bytes = std::move(*bytes);
-  const ucx_message m{&s->head, sizeof s->head, s->bytes.bytes.data, s->bytes.bytes.size};
+  s->bytes = bytes->bytes;
+  if (bytes->rest.empty()) {
+    s->owner = std::move(bytes->owner);
+  } else { // UCX takes one piece
+    auto whole = pool.take(size);
+    if (!whole) return refuse(whole.error());
+    bytes->copy_to(whole->data());
+    s->bytes = {whole->data(), size};
+    s->owner = std::make_shared<pooled_buffer>(std::move(*whole));
+  }
+  const ucx_message m{&s->head, sizeof s->head, s->bytes.data, s->bytes.size};
   ++serving_now;
   worker->send(*peers[to.value].endpoint, message_id, m, UCP_AM_SEND_FLAG_RNDV, std::move(s));
 }
@@ -258,80 +258,6 @@ ucs_status_t ucx_bulk::impl::on_large_answer(const bulk_head& h, void* descripto
   return UCS_INPROGRESS;
 }
 
-void ucx_bulk::impl::on_loan(std::string_view bytes) {
-  bulk_head h;
-  std::memcpy(&h, bytes.data(), sizeof h);
-  if (h.magic != magic || bytes.size() != sizeof h) {
-    ++counts.undecodable;
-    return;
-  }
-  if (!is_current(h)) return;
-  const auto it = fetches.find(h.request);
-  if (it == fetches.end() || it->second.from != rank_id{h.sender}) {
-    ++counts.late;
-    return send_note(rank_id{h.sender}, is_loan_over, head_for(rank_id{h.sender}, h.request), "");
-  }
-  const std::string name = what(it->second.from, it->second.key);
-  auto buffer = h.length <= o.transfer_bytes_max
-                    ? pool.take(h.length)
-                    : fail(error_code::io, name + ": " + std::to_string(h.length)
-                                               + " bytes are more than is allowed");
-  if (!buffer) {
-    send_note(rank_id{h.sender}, is_loan_over, head_for(rank_id{h.sender}, h.request), "");
-    return finish(h.request, std::move(buffer));
-  }
-  auto r = std::make_unique<receiving>();
-  r->bulk = this;
-  r->head = h;
-  r->buffer = std::move(*buffer);
-  ++receives_pending;
-  copies.emplace_back(std::move(r), 0);
-}
-
-void ucx_bulk::impl::on_loan_over(std::string_view bytes) {
-  bulk_head h;
-  std::memcpy(&h, bytes.data(), sizeof h);
-  if (h.magic != magic || !is_current(h)) return;
-  const auto it = loans.find({h.sender, h.request});
-  if (it == loans.end()) return;
-  ++counts.served;
-  counts.served_bytes += it->second.bytes.bytes.size;
-  loans.erase(it);
-  --serving_now;
-}
-
-// Goes on with the oldest copy. True: there was one.
-bool ucx_bulk::impl::copy_some() {
-  if (copies.empty()) return false;
-  auto& [r, done] = copies.front();
-  const bulk_head h = r->head;
-  const rank_id from{h.sender};
-  const auto it = fetches.find(h.request);
-  const std::size_t size = std::min(copy_bytes, r->buffer.size() - done);
-  const bool wanted = it != fetches.end() && it->second.from == from;
-  const bool good =
-      wanted && read_neighbour(h.pid, h.address + done, r->buffer.data() + done, size);
-  done += size;
-  if (good && done < r->buffer.size()) return true;
-  send_note(from, is_loan_over, head_for(from, h.request), "");
-  auto whole = std::move(r);
-  copies.pop_front();
-  if (good || !wanted) {
-    on_received(std::move(whole), UCS_OK);
-  } else { // gone, or forbidden: UCX shall try
-    --receives_pending;
-    peers[from.value].unreadable = true;
-    send_request(h.request, it->second);
-  }
-  return true;
-}
-
-void ucx_bulk::impl::end_loans(rank_id to) {
-  for (auto it = loans.lower_bound({to.value, 0}); it != loans.end() && it->first.first == to.value;
-       it = loans.erase(it))
-    --serving_now;
-}
-
 void ucx_bulk::impl::on_received(std::unique_ptr<receiving> r, ucs_status_t status) {
   --receives_pending;
   const auto it = fetches.find(r->head.request);
@@ -343,12 +269,32 @@ void ucx_bulk::impl::on_received(std::unique_ptr<receiving> r, ucs_status_t stat
   if (status != UCS_OK)
     return finish(r->head.request,
                   fail(error_code::peer_lost, name + ": " + ucs_status_string(status)));
-  if (r->head.checked != 0 && crc32c(r->buffer.data(), r->buffer.size()) != r->head.crc) {
+  const auto crc = [&] {
+    if (r->buffer) return crc32c(r->buffer.data(), r->buffer.size());
+    std::uint32_t sum = 0;
+    for (const auto& place : it->second.into)
+      sum = crc32c(place.data, place.size, sum);
+    return sum;
+  };
+  if (r->head.checked != 0 && crc() != r->head.crc) {
     ++counts.checksum_errors;
     return finish(r->head.request,
                   fail(error_code::io, name + ": wrong checksum; the bytes were dropped"));
   }
   finish(r->head.request, std::move(r->buffer));
+}
+
+// Puts what came in one piece where it belongs.
+result<pooled_buffer> ucx_bulk::impl::scatter(pooled_buffer whole, const fetching& f) {
+  if (whole.size() != size_of(f.into))
+    return fail(error_code::io, what(f.from, f.key) + ": " + std::to_string(whole.size())
+                                    + " bytes are not what was announced");
+  const std::byte* from = whole.data();
+  for (const auto& place : f.into) {
+    std::memcpy(place.data, from, place.size);
+    from += place.size;
+  }
+  return pooled_buffer{};
 }
 
 void ucx_bulk::impl::finish(std::uint64_t request, result<pooled_buffer> outcome) {
@@ -357,9 +303,10 @@ void ucx_bulk::impl::finish(std::uint64_t request, result<pooled_buffer> outcome
   fetching f = std::move(it->second);
   fetches.erase(it);
   if (f.asked) --in_flight;
+  if (outcome && *outcome && !f.into.empty()) outcome = scatter(std::move(*outcome), f);
   if (outcome) {
     ++counts.fetched;
-    counts.fetched_bytes += outcome->size();
+    counts.fetched_bytes += outcome->size() + size_of(f.into);
   } else {
     ++counts.failed;
   }
@@ -453,9 +400,8 @@ void ucx_bulk::impl::fetch_from_self(std::uint64_t request, const std::string& k
   auto bytes = provide(o.self, key);
   if (!bytes)
     return finish(request, fail(bytes.error().code, what(o.self, key) + ": " + bytes.error().text));
-  auto buffer = pool.take(bytes->bytes.size);
-  if (buffer && bytes->bytes.size > 0)
-    std::memcpy(buffer->data(), bytes->bytes.data, bytes->bytes.size);
+  auto buffer = pool.take(bytes->size());
+  if (buffer) bytes->copy_to(buffer->data());
   finish(request, std::move(buffer));
 }
 
@@ -513,6 +459,8 @@ void ucx_bulk::impl::run() {
   sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the main thread's business
   ::pthread_setname_np(::pthread_self(), "ucx_bulk");
+  // Copies are background work: where processors are short, decode steps go first.
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), background_nice);
   int refused_arms = 0;
   for (;;) {
     bool busy = take_work();

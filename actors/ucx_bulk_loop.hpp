@@ -21,7 +21,6 @@ struct bulk_head {
   std::uint64_t request = 0;       // number, unique per fetching process
   std::uint64_t length = 0;        // of key, bytes or error text
   std::uint64_t neighbourhood = 0; // request: of who asks, 0 where it cannot read memory directly
-  std::uint64_t address = 0;       // lent: where the bytes are
   std::uint64_t timeout_us = 0;    // request: how long the answer is wanted
   std::uint32_t pid = 0;           // lent: in which process
   std::uint32_t crc = 0;           // of the bytes; 0 where checksums are off
@@ -29,7 +28,37 @@ struct bulk_head {
   std::uint8_t checked = 0;        // whether crc counts
   std::uint8_t unused[6] = {};
 };
-static_assert(sizeof(bulk_head) == 80);
+static_assert(sizeof(bulk_head) == 72);
+
+/// Where a part of lent bytes is, in the lender's memory; a loan has one after the other behind its
+/// head.
+struct lent_part {
+  std::uint64_t address = 0, size = 0;
+};
+
+namespace bulk {
+
+constexpr std::uint32_t magic = 0x42464131; // "1AFB"
+// The letter in front of what is in one piece.
+constexpr char is_request = 'q', is_answer = 'a', is_loan = 'l', is_loan_over = 'd';
+constexpr std::size_t parts_max = 256; // of a loan: they must fit into a note
+
+inline time_point clock_now() {
+  return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
+}
+
+inline std::string what(rank_id from, const std::string& key) {
+  return "fetch of \"" + key.substr(0, 80) + "\" from rank " + std::to_string(from.value);
+}
+
+inline std::size_t size_of(const std::vector<bytes_place>& places) {
+  std::size_t sum = 0;
+  for (const auto& p : places)
+    sum += p.size;
+  return sum;
+}
+
+} // namespace bulk
 
 struct ucx_bulk::impl {
   struct fetching {
@@ -37,7 +66,8 @@ struct ucx_bulk::impl {
     std::string key;
     time_point deadline;
     fetch_handler done;
-    bool asked = false; // on its way, not in the queue
+    std::vector<bytes_place> into; // empty: a buffer of the pool
+    bool asked = false;            // on its way, not in the queue
   };
   struct peer {
     bool known = false;
@@ -62,6 +92,8 @@ struct ucx_bulk::impl {
     impl* bulk = nullptr;
     bulk_head head;
     pooled_buffer buffer;
+    std::vector<lent_part> parts{};   // lent: what is still to be read, the next one last
+    std::vector<bytes_place> goals{}; // lent: where to, alike
     static void done(void* request, ucs_status_t status, std::size_t size, void* argument);
   };
 
@@ -69,7 +101,8 @@ struct ucx_bulk::impl {
     : o(std::move(given)), pool(o.pool_bytes), known(o.world_size), peers(o.world_size) {}
 
   // Any thread.
-  result<void> fetch(rank_id from, std::string key, microseconds timeout, fetch_handler done);
+  result<void> fetch(rank_id from, std::string key, microseconds timeout, fetch_handler done,
+                     std::vector<bytes_place> into);
   void wake();
   void stop();
 
@@ -96,6 +129,9 @@ struct ucx_bulk::impl {
   void on_loan(std::string_view bytes);
   void on_loan_over(std::string_view bytes);
   bool copy_some();
+  static bool copy_parts(receiving& r, std::size_t size);
+  static result<pooled_buffer> scatter(pooled_buffer whole, const fetching& f);
+  void lend(rank_id to, bulk_head reply, const bulk_head& asked, shared_bytes bytes);
   void end_loans(rank_id to);
   void on_received(std::unique_ptr<receiving> r, ucs_status_t status);
   void send_note(rank_id to, char letter, const bulk_head& h, std::string_view text);
@@ -124,8 +160,8 @@ struct ucx_bulk::impl {
   std::deque<std::uint64_t> queue; // fetches that were not asked yet
   std::size_t in_flight = 0, serving_now = 0, receives_pending = 0;
   std::uint64_t next_request = 1;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, loan> loans;         // by rank and request
-  std::deque<std::pair<std::unique_ptr<receiving>, std::size_t>> copies; // and bytes so far
+  std::map<std::pair<std::uint32_t, std::uint64_t>, loan> loans; // by rank and request
+  std::deque<std::unique_ptr<receiving>> copies;                 // of lent bytes
   std::deque<std::string> early; // requests of ranks that are not connected yet
   bulk_stats counts;             // the owner's copy
 };

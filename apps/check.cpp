@@ -1,8 +1,11 @@
 #include "apps/check.hpp"
 
+#include "actors/fault_injection.hpp"
+#include "actors/lease_queues.hpp"
 #include "actors/prompts.hpp"
 #include "actors/rollout_plan.hpp"
 #include "gpu/engine.hpp"
+#include "gpu/plugin.hpp"
 #include "gpu/qwen3_weights.hpp"
 #include "planner/plan/history.hpp"
 
@@ -65,6 +68,9 @@ result<void> check_sampling(const job& task) {
   const auto& r = task.rollout;
   return first_failure({
       unless(task.steps >= 1, "--steps 0: at least 1"),
+      unless(task.epochs >= task.models.size(),
+             "--epochs {}: fewer than the {} models; each serves an epoch", task.epochs,
+             task.models.size()),
       unless(task.n >= 1, "--n 0: at least 1 sample per prompt"),
       unless(task.prompts_per_step >= task.world_size
                  && task.prompts_per_step % task.world_size == 0,
@@ -78,11 +84,50 @@ result<void> check_sampling(const job& task) {
   });
 }
 
+result<void> check_emulation(const job& task) {
+  if (!is_emulated(task)) return {};
+  const auto& e = task.emulation;
+  return first_failure({
+      unless(e.time_scale > 0 && e.time_scale <= 1, "--time-scale {}: above 0, at most 1",
+             e.time_scale),
+      unless(e.experts >= 1 && e.experts % task.world_size == 0,
+             "--emulated-experts {}: must be a multiple of the {} ranks", e.experts,
+             task.world_size),
+      unless(e.expert_bytes >= 192, "--emulated-expert-bytes {}: at least 192", e.expert_bytes),
+      unless(e.kv_page_bytes >= 64, "--emulated-kv-page-bytes {}: at least 64", e.kv_page_bytes),
+  });
+}
+
+result<void> check_faults(const job& task) {
+  for (const auto& text : task.faults) {
+    const auto rule = parse_fault(text);
+    if (!rule) return tl::make_unexpected(rule.error());
+    for (const auto& rank : {rule->rank, rule->from})
+      if (rank && rank->value >= task.world_size)
+        return bad_input(fmt::format("--fault \"{}\": rank {}: there are ranks 0 to {}", text,
+                                     rank->value, task.world_size - 1));
+  }
+  return {};
+}
+
+result<void> check_device(const job& task) {
+  if (task.device == "cpu" || is_emulated(task)) return {};
+  if (task.device != "cuda")
+    return bad_input(fmt::format("--device {}: there are cpu, cuda, emulated", task.device));
+  const auto found = find_cuda();
+  if (!found) return bad_input("--device cuda: " + found.error().text + "; or use --device cpu");
+  if (found->devices > 0) return {};
+  return bad_input("--device cuda: there is no GPU to use: " + found->text
+                   + "; `adafloor doctor` says more, --device cpu works everywhere");
+}
+
 result<void> check_runtime(const job& task) {
   in_addr address{};
   const auto& r = task.runtime;
   return first_failure({
-      unless(task.device == "cpu", "--device {}: this build has cpu", task.device),
+      check_device(task),
+      check_emulation(task),
+      check_faults(task),
       unless(task.ep.residency == "natural" || task.ep.residency == "planned",
              "--residency {}: there are natural, planned", task.ep.residency),
       unless(task.ep.migrate == "off" || task.ep.migrate == "stragglers"
@@ -102,8 +147,20 @@ result<void> check_runtime(const job& task) {
              task.sidecar.grace_seconds),
       unless(task.sidecar.min_window_seconds >= 0, "--lease-min-window-seconds {}: 0 or more",
              task.sidecar.min_window_seconds),
+      unless(task.sidecar.max_slowdown >= 0, "--lease-max-slowdown {}: 0 or more",
+             task.sidecar.max_slowdown),
       unless(inet_pton(AF_INET, task.transport.bind.c_str(), &address) == 1,
              "--bind {}: must be an IPv4 address such as 127.0.0.1", task.transport.bind),
+      unless(task.transport.local_ranks <= task.world_size,
+             "--local-ranks {}: there are {} ranks in all", task.transport.local_ranks,
+             task.world_size),
+      unless(all_local(task) || !task.transport.token_file.empty(),
+             "--local-ranks {}: ranks on other hosts need --token-file, the same on all hosts",
+             task.transport.local_ranks),
+      unless(task.output.token_log_lag_ms >= 1, "--token-log-lag-ms 0: at least 1"),
+      unless(task.output.fsync == "never" || task.output.fsync == "step"
+                 || task.output.fsync == "response" || task.output.fsync == "batch",
+             "--fsync {}: there are never, step, response and batch", task.output.fsync),
       unless(r.heartbeat_ms >= 1, "--heartbeat-ms 0: at least 1"),
       unless(r.failure_ms >= 2 * r.heartbeat_ms,
              "--failure-ms {}: at least twice the heartbeat of {} ms, or every hiccup is a failure",
@@ -194,7 +251,7 @@ result<void> check_prompts(job& task, const model_config& facts) {
   const auto needed = std::uint64_t{task.steps} * task.prompts_per_step;
   if (prompts->size() < needed)
     return bad_input(fmt::format("--prompts {}: {} prompts, {} steps of {} need {}; lower --steps "
-                                 "or --prompts-per-step",
+                                 "or --prompts-per-step, or run more --epochs",
                                  task.prompts, prompts->size(), task.steps, task.prompts_per_step,
                                  needed));
   std::uint32_t longest = 0;
@@ -226,7 +283,35 @@ result<void> check_history(const job& task) {
   return {};
 }
 
-result<void> check_sidecar(const job& task) {
+/// `vocabulary`: of the policy; 0 where nothing is computed.
+result<void> check_queues(const job& task, std::uint32_t vocabulary) {
+  const auto& s = task.sidecar;
+  for (const auto* queue : {&s.generate, &s.score, &s.exec_queue})
+    if (queue->weight < 1)
+      return bad_input("--lease-generate-weight, --lease-score-weight, --lease-exec-weight: at "
+                       "least 1");
+  if (!s.exec_file.empty())
+    if (const auto commands = load_commands(s.exec_file); !commands)
+      return bad_input("--lease-exec-file: " + commands.error().text);
+  if (s.score_with.empty()) return {};
+  if (vocabulary == 0)
+    return bad_input(fmt::format("--lease-score-with {}: only for a device that computes, not for "
+                                 "--device {}",
+                                 s.score_with, task.device));
+  if (s.score_with == "self") return {};
+  const auto facts = read_model(s.score_with);
+  if (!facts) return bad_input("--lease-score-with: " + facts.error().text);
+  const auto longest = task.rollout.max_prompt_length + task.rollout.max_response_length;
+  if (facts->vocab_size < vocabulary || facts->max_position_embeddings < longest)
+    return bad_input(fmt::format("--lease-score-with {}: has {} tokens and {} positions; the "
+                                 "responses need {} and {}",
+                                 s.score_with, facts->vocab_size, facts->max_position_embeddings,
+                                 vocabulary, longest));
+  return {};
+}
+
+result<void> check_sidecar(const job& task, std::uint32_t vocabulary) {
+  if (auto done = check_queues(task, vocabulary); !done) return done;
   if (task.sidecar.model.empty()) return {};
   const auto facts = read_model(task.sidecar.model);
   if (!facts) return tl::make_unexpected(facts.error());
@@ -265,11 +350,15 @@ result<void> check_numbers(const job& task) {
 }
 
 result<void> check_files(job& task) {
+  if (is_emulated(task)) { // The workload was read for the defaults.
+    if (auto done = check_history(task); !done) return done;
+    return check_sidecar(task, 0);
+  }
   const auto facts = check_models(task);
   if (!facts) return tl::make_unexpected(facts.error());
   if (auto done = check_prompts(task, *facts); !done) return done;
   if (auto done = check_history(task); !done) return done;
-  return check_sidecar(task);
+  return check_sidecar(task, facts->vocab_size);
 }
 
 } // namespace adafloor

@@ -17,6 +17,7 @@ void add_plan(CLI::App& root, int* exit_code);
 void add_simulate(CLI::App& root, int* exit_code);
 void add_history(CLI::App& root, int* exit_code);
 void add_calibrate(CLI::App& root, int* exit_code);
+void add_faults(CLI::App& root, int* exit_code);
 void add_report(CLI::App& root, int* exit_code);
 void add_doctor(CLI::App& root, int* exit_code);
 

@@ -1,4 +1,5 @@
-// What a run uses where neither the configuration nor the command line says anything.
+// From what file and command line say to a job with nothing left open: what a run uses where
+// neither says anything.
 #include "apps/plan_inputs.hpp"
 #include "apps/settings.hpp"
 
@@ -8,6 +9,8 @@
 #include <charconv>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 namespace adafloor {
 namespace {
@@ -54,7 +57,17 @@ std::vector<std::uint32_t> halving_sizes(std::uint32_t world, std::uint32_t floo
 
 } // namespace
 
-result<void> run_settings::fill_defaults() {
+/// Policy, prompts and history that ship.
+result<void> run_settings::fill_shipped() {
+  const char* wrong = !task_.workload.empty()         ? "--workload"
+                      : !task_.workload_epoch.empty() ? "--workload-epoch"
+                      : task_.emulation.time_scale != emulation_settings{}.time_scale
+                          ? "--time-scale"
+                          : nullptr;
+  if (wrong != nullptr)
+    return bad_input(fmt::format("{}: only with --device emulated, which generates recorded "
+                                 "lengths again; --device is {}",
+                                 wrong, task_.device));
   const auto home = shipped_folder();
   const auto collatz = home + "/models/collatz-moe";
   const auto needs_home = task_.models.empty() || task_.prompts.empty();
@@ -71,9 +84,14 @@ result<void> run_settings::fill_defaults() {
     task_.history = shipped_history(collatz, task_.models.front());
   if (task_.history == "none") task_.history.clear();
   task_.history = absolute(task_.history);
+  return {};
+}
 
+result<void> run_settings::fill_sidecar() {
+  const auto home = shipped_folder();
   auto& sidecar = task_.sidecar;
-  if (!sidecar_given_ && !home.empty()) {
+  if (said_.count("lease.sidecar.model") + said_.count("lease.sidecar.queries") == 0
+      && !home.empty() && !is_emulated(task_)) {
     sidecar.model = home + "/models/arith-dense-bf16";
     sidecar.queries = sidecar.model + "/queries_heldout.jsonl";
   }
@@ -81,12 +99,28 @@ result<void> run_settings::fill_defaults() {
   if (sidecar.model.empty() != sidecar.queries.empty())
     return bad_input("--sidecar-model and --sidecar-queries belong together: give both, or "
                      "--sidecar-model none for no leases");
-  sidecar.model = absolute(sidecar.model);
-  sidecar.queries = absolute(sidecar.queries);
+  if (sidecar.score_with == "none") sidecar.score_with.clear();
+  if (sidecar.exec_file == "none") sidecar.exec_file.clear();
+  for (auto* folder : {&sidecar.model, &sidecar.queries, &sidecar.exec_file})
+    *folder = absolute(*folder);
+  if (sidecar.score_with != "self") sidecar.score_with = absolute(sidecar.score_with);
+  return {};
+}
 
+result<void> run_settings::fill_cost_model() {
+  if (cost_model_.empty() || cost_model_ == "none") return {};
+  const auto costs = load_cost_model(cost_model_);
+  if (!costs) return tl::unexpected(costs.error());
+  task_.ep.cost_model = format_cost_model(*costs);
+  return {};
+}
+
+result<void> run_settings::fill_defaults() {
+  if (auto done = is_emulated(task_) ? fill_recorded() : fill_shipped(); !done) return done;
+  if (auto done = fill_sidecar(); !done) return done;
   if (task_.arms.empty()) task_.arms = {"vanilla", "natural"};
   if (task_.prompts_per_step == 0) task_.prompts_per_step = 2 * task_.world_size;
-  if (!floor_given_) floor_ = std::to_string(std::min(2U, task_.world_size));
+  if (said_.count("ep.floor") == 0) floor_ = std::to_string(std::min(2U, task_.world_size));
   auto& ep = task_.ep;
   if (floor_ == "auto") {
     ep.floor = ep.group_sizes.empty() ? std::min(2U, task_.world_size) : ep.group_sizes.back();
@@ -96,13 +130,26 @@ result<void> run_settings::fill_defaults() {
       return bad_input(fmt::format("--floor {}: must be a number of ranks, or auto", floor_));
   }
   if (ep.group_sizes.empty()) ep.group_sizes = halving_sizes(task_.world_size, ep.floor);
-  if (!cost_model_.empty() && cost_model_ != "none") {
-    const auto costs = load_cost_model(cost_model_);
-    if (!costs) return tl::unexpected(costs.error());
-    ep.cost_model = format_cost_model(*costs);
-  }
+  if (auto done = fill_cost_model(); !done) return done;
+  if (is_emulated(task_))
+    if (auto done = fill_replay(); !done) return done;
+  if (task_.epochs == 0) task_.epochs = static_cast<std::uint32_t>(task_.models.size());
   task_.out_dir = task_.out_dir.empty() ? fresh_folder() : absolute(task_.out_dir);
   return {};
+}
+
+result<job> run_settings::resolve() {
+  if (!config_.empty()) {
+    std::ifstream file{config_, std::ios::binary};
+    std::ostringstream text;
+    if (!file || !(text << file.rdbuf()))
+      return bad_input(fmt::format("--config {}: cannot be read; is it there?", config_));
+    if (auto done = apply_toml(text.str(), config_); !done)
+      return tl::make_unexpected(done.error());
+  }
+  if (auto done = apply_command_line(); !done) return tl::make_unexpected(done.error());
+  if (auto done = fill_defaults(); !done) return tl::make_unexpected(done.error());
+  return task_;
 }
 
 } // namespace adafloor

@@ -1,6 +1,7 @@
 // `adafloor doctor`: what this machine offers, what is wrong, how to mend it.
 #include "apps/commands.hpp"
 #include "apps/settings.hpp"
+#include "gpu/plugin.hpp"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -146,18 +147,25 @@ finding check_ptrace() {
           "single-copy transfers may be refused; sysctl kernel.yama.ptrace_scope=0"};
 }
 
-finding check_cuda() {
+finding check_cuda_driver() {
   if (first_library({"libcuda.so.1"}).empty())
     return {finding::note, "CUDA driver", "none", "ranks compute on the processors (--device cpu)"};
-  const auto runtime = first_library({"libcudart.so.13", "libcudart.so.12", "libcudart.so"});
-  return {finding::ok, "CUDA driver",
-          "libcuda.so.1" + (runtime.empty() ? ", no runtime library" : ", " + runtime)};
+  return {finding::ok, "CUDA driver", "libcuda.so.1"};
+}
+
+/// What --device cuda would say.
+finding check_cuda() {
+  const auto found = find_cuda();
+  if (!found) return {finding::note, "CUDA plug-in", "not usable", found.error().text};
+  if (found->devices > 0) return {finding::ok, "CUDA plug-in", found->text};
+  return {finding::note, "CUDA plug-in", "loads, but there is no GPU to use: " + found->text,
+          "install the NVIDIA driver where there is a GPU; --device cpu works without"};
 }
 
 finding check_nccl() {
-  const auto library = first_library({"libnccl.so.2"});
-  if (!library.empty()) return {finding::ok, "NCCL", library};
-  return {finding::note, "NCCL", "none", "needed between GPUs only; install libnccl2 there"};
+  const auto version = find_nccl();
+  if (version) return {finding::ok, "NCCL plug-in", "loads, NCCL " + *version};
+  return {finding::note, "NCCL plug-in", "not usable", version.error().text};
 }
 
 finding check_limit(const char* what, decltype(RLIMIT_NOFILE) which, rlim_t wanted,
@@ -186,6 +194,7 @@ std::vector<finding> look_at_everything() {
           check_ucx(),
           check_ucx_environment(),
           check_ptrace(),
+          check_cuda_driver(),
           check_cuda(),
           check_nccl(),
           check_models()};

@@ -201,6 +201,13 @@ launch_outcome launch(const job& task, const std::function<void(const nlohmann::
   const signal_reader signals;
   auto ranks = rank_processes::start(task);
   if (!ranks) return {1, false, ranks.error().text};
+  if (!all_local(task))
+    std::cerr << fmt::format("ranks {} to {}: start each on its host, within {} s, with\n  "
+                             "adafloor node --job {}/job.json "
+                             "--rank RANK --master {} --bind ITS_ADDRESS --token-file {}\n",
+                             task.transport.local_ranks, task.world_size - 1,
+                             task.runtime.start_ms / 1000, task.out_dir, ranks->master(),
+                             task.transport.token_file);
   return watcher{task, *ranks, on_event}.watch(signals);
 }
 

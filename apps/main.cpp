@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   adafloor::add_history(root, &exit_code);
   adafloor::add_calibrate(root, &exit_code);
   adafloor::add_generate(root, &exit_code);
+  adafloor::add_faults(root, &exit_code);
   adafloor::add_report(root, &exit_code);
   adafloor::add_doctor(root, &exit_code);
   try {

@@ -1,23 +1,26 @@
 // `adafloor node`: one rank process. `adafloor run` starts these; the node itself is in actors/.
 #include "actors/node.hpp"
 
+#include "actors/bootstrap.hpp"
+#include "actors/launch_environment.hpp"
 #include "apps/commands.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <iterator>
+#include <charconv>
 #include <memory>
+#include <optional>
 
 namespace adafloor {
 namespace {
 
 struct node_arguments {
   std::string job;
-  std::uint32_t rank = 0;
+  std::optional<std::uint32_t> rank;
   int listen_fd = -1;
   std::string master;
+  std::string bind;
   int token_fd = -1;
   std::string token_file;
   int events_fd = -1;
@@ -36,32 +39,44 @@ result<std::string> read_token(const node_arguments& given) {
   }
   if (given.token_file.empty())
     return bad_input("a node needs the cluster token: give --token-file FILE (mode 0600)");
-  std::ifstream file{given.token_file, std::ios::binary};
-  std::string token{std::istreambuf_iterator<char>{file}, {}};
-  while (!token.empty() && (token.back() == '\n' || token.back() == '\r'))
-    token.pop_back();
-  if (token.empty())
-    return bad_input(fmt::format("--token-file {}: cannot be read or is empty", given.token_file));
-  return token;
+  return read_token_file(given.token_file);
+}
+
+/// From the command line, and where that is silent from what the launcher of the cluster set.
+result<launch_place> place_of(const node_arguments& given, const job& task) {
+  launch_flags flags;
+  flags.rank = given.rank;
+  flags.world_size = task.world_size;
+  if (!given.master.empty()) {
+    const auto colon = given.master.rfind(':');
+    std::uint16_t port = 0;
+    const auto* end = given.master.data() + given.master.size();
+    if (colon == std::string::npos || colon == 0
+        || std::from_chars(given.master.data() + colon + 1, end, port).ptr != end || port == 0)
+      return bad_input(fmt::format("--master {}: must be HOST:PORT", given.master));
+    flags.master_host = given.master.substr(0, colon);
+    flags.master_port = port;
+  }
+  return read_launch_place(flags, process_environment());
 }
 
 int run(const node_arguments& given) {
   auto task = load_job(given.job);
   if (!task) return print_error(task.error());
-  if (given.rank >= task->world_size)
-    return print_error({error_code::bad_input, fmt::format("--rank {}: the job has ranks 0 to {}",
-                                                           given.rank, task->world_size - 1)});
-  if (given.rank == 0 && given.listen_fd < 0)
-    return print_error({error_code::bad_input, "rank 0 needs --listen-fd N, a listening socket"});
-  if (given.rank > 0 && given.master.empty())
-    return print_error({error_code::bad_input, "a rank above 0 needs --master HOST:PORT"});
+  const auto place = place_of(given, *task);
+  if (!place) return print_error(place.error());
+  if (place->rank == rank_id(0) && given.listen_fd < 0)
+    return print_error({error_code::bad_input,
+                        "rank 0 is started by `adafloor run`, which listens for the others; start "
+                        "that on its host, with --local-ranks"});
   auto token = read_token(given);
   if (!token) return print_error(token.error());
   node_options options;
   options.task = std::move(*task);
-  options.rank = given.rank;
+  options.rank = place->rank.value;
   options.listen_fd = given.listen_fd;
-  options.master = given.master;
+  options.master = fmt::format("{}:{}", place->master_host, place->master_port);
+  options.bind = given.bind;
   options.token = std::move(*token);
   options.events_fd = given.events_fd;
   options.liveness_fd = given.liveness_fd;
@@ -71,15 +86,18 @@ int run(const node_arguments& given) {
 } // namespace
 
 void add_node(CLI::App& root, int* exit_code) {
-  auto* command =
-      root.add_subcommand("node", "One rank process of a run; `adafloor run` starts it");
+  auto* command = root.add_subcommand(
+      "node", "One rank process of a run; `adafloor run` starts those of its own host");
   command->footer("Example: adafloor node --job out/job.json --rank 1 --master 127.0.0.1:7000 "
                   "--token-file token");
   auto given = std::make_shared<node_arguments>();
   command->add_option("--job", given->job, "job.json of the run")->required();
-  command->add_option("--rank", given->rank, "rank in the full world, from 0")->required();
+  command->add_option("--rank", given->rank,
+                      "rank in the full world; else torchrun, mpirun or srun must have set it");
   command->add_option("--listen-fd", given->listen_fd, "rank 0: inherited listening socket");
-  command->add_option("--master", given->master, "HOST:PORT of rank 0");
+  command->add_option("--master", given->master, "HOST:PORT of rank 0; else from the same source");
+  command->add_option("--bind", given->bind,
+                      "IPv4 address of this host that the others reach; else transport.bind");
   command->add_option("--token-fd", given->token_fd, "inherited file with the cluster token");
   command->add_option("--token-file", given->token_file, "file with the cluster token");
   command->add_option("--events-fd", given->events_fd, "rank 0: inherited, event lines go there");

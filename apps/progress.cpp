@@ -42,6 +42,7 @@ void progress::take(const json& event) {
                      number_or_zero(event, "generated_tokens"),
                      reward ? fmt::format(", mean reward {:.3f}", *reward) : ""));
   }
+  if (kind == "quarantine") line("warning: " + text_at(event, "text"));
   if (kind == "error") line("error: " + text_at(event, "text"));
 }
 

@@ -1,13 +1,11 @@
 #include "apps/rank_processes.hpp"
 
-#include <arpa/inet.h>
+#include "actors/bootstrap.hpp"
+
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,37 +29,12 @@ void close_fd(int& fd) {
   fd = -1;
 }
 
-result<int> listening_socket(const transport_settings& where, std::string* address_text) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(where.port);
-  inet_pton(AF_INET, where.bind.c_str(), &address.sin_addr);
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  socklen_t size = sizeof address;
-  auto* raw = reinterpret_cast<sockaddr*>(&address);
-  if (fd < 0 || bind(fd, raw, size) != 0 || listen(fd, 128) != 0
-      || getsockname(fd, raw, &size) != 0) {
-    const auto why = system_error(fmt::format("cannot listen on {}:{}", where.bind, where.port));
-    if (fd >= 0) close(fd);
-    return tl::make_unexpected(why);
-  }
-  const auto host = address.sin_addr.s_addr == htonl(INADDR_ANY) ? "127.0.0.1" : where.bind;
-  *address_text = fmt::format("{}:{}", host, ntohs(address.sin_port));
-  return fd;
-}
-
-/// An unnamed file with a fresh random token, so that it stands on no command line and no disk.
-result<int> token_file() {
-  unsigned char bytes[32];
-  std::string token;
-  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
-    return tl::make_unexpected(system_error("no random bytes for the cluster token"));
-  for (const auto byte : bytes)
-    token += fmt::format("{:02x}", byte);
+/// An unnamed file with the token, so that it stands on no command line.
+result<int> token_copy(const std::string& path) {
+  auto token = path.empty() ? result<std::string>(random_token()) : read_token_file(path);
+  if (!token) return tl::make_unexpected(token.error());
   const int fd = memfd_create("adafloor-token", MFD_CLOEXEC);
-  if (fd < 0 || write(fd, token.data(), token.size()) != static_cast<ssize_t>(token.size()))
+  if (fd < 0 || write(fd, token->data(), token->size()) != static_cast<ssize_t>(token->size()))
     return tl::make_unexpected(system_error("no memory file for the cluster token"));
   return fd;
 }
@@ -109,10 +82,12 @@ std::string log_tail(const std::string& out_dir, std::uint32_t rank) {
 
 result<rank_processes> rank_processes::start(const job& task) {
   rank_processes all;
-  auto listener = listening_socket(task.transport, &all.master_);
+  auto listener = listen_on(task.transport.bind, task.transport.port);
   if (!listener) return tl::make_unexpected(listener.error());
-  all.listen_fd_ = *listener;
-  auto token = token_file();
+  all.listen_fd_ = listener->fd;
+  const auto host = task.transport.bind == "0.0.0.0" ? "127.0.0.1" : task.transport.bind;
+  all.master_ = fmt::format("{}:{}", host, listener->port);
+  auto token = token_copy(task.transport.token_file);
   if (!token) return tl::make_unexpected(token.error());
   all.token_fd_ = *token;
   int events[2], liveness[2];
@@ -122,7 +97,8 @@ result<rank_processes> rank_processes::start(const job& task) {
   if (pipe2(liveness, O_CLOEXEC) != 0) return tl::make_unexpected(system_error("no pipe"));
   all.liveness_fd_ = liveness[0];
   all.liveness_write_fd_ = liveness[1];
-  for (std::uint32_t rank = 0; rank < task.world_size; ++rank)
+  const auto started_here = all_local(task) ? task.world_size : task.transport.local_ranks;
+  for (std::uint32_t rank = 0; rank < started_here; ++rank)
     if (auto started = all.start_rank(task, rank); !started)
       return tl::make_unexpected(started.error());
   // Only the children hold these now, so end of file means what it should.
@@ -140,6 +116,7 @@ result<void> rank_processes::start_rank(const job& task, std::uint32_t rank) {
   std::vector<std::string> words{"adafloor",      "node",
                                  "--job",         task.out_dir + "/job.json",
                                  "--rank",        std::to_string(rank),
+                                 "--master",      master_,
                                  "--token-fd",    std::to_string(token_fd_),
                                  "--liveness-fd", std::to_string(liveness_fd_)};
   std::vector<int> kept{token_fd_, liveness_fd_};
@@ -147,8 +124,6 @@ result<void> rank_processes::start_rank(const job& task, std::uint32_t rank) {
     words.insert(words.end(), {"--listen-fd", std::to_string(listen_fd_), "--events-fd",
                                std::to_string(events_write_fd_)});
     kept.insert(kept.end(), {listen_fd_, events_write_fd_});
-  } else {
-    words.insert(words.end(), {"--master", master_});
   }
   std::vector<char*> arguments;
   for (auto& word : words)

@@ -28,14 +28,17 @@ std::string log_tail(const std::string& out_dir, std::uint32_t rank);
 /// Thread: the one that started the processes makes all calls and lives as long as they shall.
 class rank_processes {
 public:
-  /// Starts all ranks of a job whose job.json is in place. Signals that the caller has blocked are
-  /// unblocked in the children. Errors: io; nothing is left running then.
+  /// Starts the local ranks of a job whose job.json is in place. Signals that the caller has
+  /// blocked are unblocked in the children. Errors: io; nothing is left running then.
   static result<rank_processes> start(const job& task);
 
   rank_processes(rank_processes&&) noexcept;
   rank_processes& operator=(rank_processes&&) = delete;
   /// Kills what still runs.
   ~rank_processes();
+
+  /// Where rank 0 listens for the others, host:port.
+  const std::string& master() const { return master_; }
 
   /// Event lines of rank 0 come out here; end of file when it is gone.
   int events_fd() const { return events_fd_; }

@@ -331,6 +331,42 @@ std::string results_table(const json& arms) {
   return out + "</table></div>";
 }
 
+/// Ranks that did not come back, by the sentence that the run gave; nothing where all did.
+std::string quarantine_list(const json& arms) {
+  if (arms.empty()) return {};
+  std::string out;
+  for (const auto& away : list_at(arms.back(), "quarantined"))
+    out += fmt::format("<p class=\"bad\">{}</p>", escaped(text_at(away, "text")));
+  return out;
+}
+
+std::string lease_table(const json& arms) {
+  std::string out =
+      "<h2>Leases</h2><div class=\"panel scroll\"><table><tr><th>arm</th><th>leases</th>"
+      "<th>forced</th><th>unclean</th><th>rank-seconds</th><th>window p50, s</th>"
+      "<th>start-up, %</th><th>units</th><th>tokens</th><th>units per s</th>"
+      "<th>revoke p50, s</th><th>p99, s</th><th>slow-down, %</th><th>cuts</th></tr>";
+  for (const auto& arm : arms) {
+    const auto leases = object_at(arm, "leases");
+    out += fmt::format("<tr><td>{}</td>", escaped(text_at(arm, "arm", "?")));
+    const auto cell = [&](const std::string& text) { out += "<td>" + text + "</td>"; };
+    for (const auto* key : {"granted", "forced", "unclean"})
+      cell(number(leases, key));
+    for (const auto* key : {"seconds", "window_seconds_p50"})
+      cell(number(leases, key, 2));
+    cell(fmt::format("{:.1f}", 100 * number_or_zero(leases, "start_up_share")));
+    for (const auto* key : {"units", "tokens"})
+      cell(number(leases, key));
+    cell(number(leases, "units_per_leased_second", 2));
+    for (const auto* key : {"revoke_seconds_p50", "revoke_seconds_p99"})
+      cell(number(leases, key, 3));
+    cell(fmt::format("{:.1f}", 100 * number_or_zero(leases, "slowdown")));
+    cell(number(leases, "cuts"));
+    out += "</tr>";
+  }
+  return out + "</table></div>" + quarantine_list(arms);
+}
+
 std::string steps_table(const json& steps) {
   std::string out = "<h2>Steps</h2><div class=\"panel scroll\"><table><tr><th>arm</th><th>step</th>"
                     "<th>rollout, s</th><th>responses</th><th>tokens</th><th>mean reward</th>";
@@ -414,7 +450,8 @@ std::string report_page(const json& run, const std::vector<arm_timeline>& arms) 
             + timeline_drawing{arms, static_cast<std::uint32_t>(number_or_zero(task, "world_size"))}
                   .svg()
             + "</div>";
-  if (!results.empty()) page += ledger_table(results) + results_table(results);
+  if (!results.empty())
+    page += ledger_table(results) + results_table(results) + lease_table(results);
   const auto steps = list_at(run, "steps");
   if (!steps.empty()) page += steps_table(steps);
   page += transitions_table(arms);

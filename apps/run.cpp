@@ -8,28 +8,47 @@
 #include "apps/settings.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <memory>
+#include <sstream>
 
 namespace adafloor {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// Makes the folder and leaves nothing of an earlier run in it.
+/// The folder holds an unfinished run of the very same job.
+bool continues(const job& task) {
+  std::ifstream before{task.out_dir + "/job.json"}, record{task.out_dir + "/run.json"};
+  std::ostringstream text;
+  if (!before || !(text << before.rdbuf()) || text.str() != to_json_text(task)) return false;
+  const auto ended = nlohmann::json::parse(record, nullptr, false);
+  return !ended.is_object() || ended.value("exit_code", 1) != 0;
+}
+
+/// Makes the folder and leaves nothing of an earlier run in it, but what auxiliary work brought to
+/// an unfinished run of the same job: that is not done again.
 result<void> prepare_folder(const job& task) {
   std::error_code failed;
   fs::create_directories(task.out_dir, failed);
   if (failed)
     return fail(error_code::io, fmt::format("--out {}: {}", task.out_dir, failed.message()));
   const fs::path out{task.out_dir};
-  if (fs::exists(out / "job.json"))
+  const bool keeps = continues(task);
+  if (keeps)
+    std::cerr << fmt::format("{}: continues the auxiliary work of an earlier run\n", task.out_dir);
+  else if (fs::exists(out / "job.json"))
     std::cerr << fmt::format("{}: replaces the results of an earlier run\n", task.out_dir);
   for (const char* name :
-       {"run.json", "report.html", "events.jsonl", "responses.jsonl", "sidecar.jsonl", "job.json"})
+       {"run.json", "report.html", "events.jsonl", "responses.jsonl", "tokens.log", "job.json"})
     fs::remove(out / name, failed);
+  for (const char* name : {"sidecar.jsonl", "scores.jsonl", "exec.jsonl"})
+    if (!keeps) fs::remove(out / name, failed);
+  fs::remove_all(out / "scratch", failed);
   for (const auto& entry : fs::directory_iterator{out}) {
     const auto name = entry.path().filename().string();
     if (name.rfind("rank-", 0) == 0 && entry.path().extension() == ".log")
@@ -68,7 +87,8 @@ int run(run_settings& settings, bool as_json) {
   if (as_json)
     std::cout << whole.dump() << std::endl;
   else if (!record.arms().empty())
-    std::cout << side_by_side(record.arms()) << digest_verdict(record.arms()) << std::endl;
+    std::cout << side_by_side(record.arms()) << digest_verdict(record.arms()) << std::endl
+              << time_note(*task, record.arms());
   if (report && !as_json) std::cout << "report: " << *report << std::endl;
   if (outcome.exit_code != 0) std::cerr << "adafloor: error: " << outcome.message << std::endl;
   return outcome.exit_code != 0 || report ? outcome.exit_code : 1;

@@ -58,6 +58,7 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "requests moved") return count("migrations", "count");
   if (row == "leases granted") return count("leases", "granted");
   if (row == "leases forced") return count("leases", "forced");
+  if (row == "ranks left out") return std::to_string(list_at(arm, "quarantined").size());
   if (row == "sidecar completed") return count("sidecar", "completed");
   if (row == "sidecar correct") return count("sidecar", "correct");
   if (row == "tokens digest") return text_at(arm, "tokens_digest", "-").substr(0, 16);
@@ -89,6 +90,7 @@ json run_record::result(const job& task, bool interrupted) const {
   whole["arms"] = arms_;
   whole["steps"] = steps_;
   whole["interrupted"] = interrupted;
+  whole["time"] = is_emulated(task) ? "seconds of the cost model" : "seconds";
   whole["job"] = json::parse(to_json_text(task));
   whole["out_dir"] = task.out_dir;
   whole["version"] = ADAFLOOR_VERSION;
@@ -113,6 +115,9 @@ std::string side_by_side(const json& arms) {
   const auto moves = [](const json& arm) { return text_at(arm, "migrate", "off") != "off"; };
   if (std::any_of(arms.begin(), arms.end(), moves))
     rows.insert(std::find(rows.begin(), rows.end(), "leases granted"), "requests moved");
+  const auto left_out = [](const json& arm) { return !list_at(arm, "quarantined").empty(); };
+  if (std::any_of(arms.begin(), arms.end(), left_out))
+    rows.insert(std::find(rows.begin(), rows.end(), "sidecar completed"), "ranks left out");
   if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;
@@ -145,6 +150,23 @@ std::string digest_verdict(const json& arms) {
       return fmt::format("tokens DIFFER between {} and {}", text_at(arms[0], "arm", "?"),
                          text_at(arms[i], "arm", "?"));
   return "identical tokens in all arms";
+}
+
+std::string time_note(const job& task, const json& arms) {
+  if (!is_emulated(task)) return {};
+  const auto scale = task.emulation.time_scale;
+  auto note = fmt::format("times are seconds of the cost model; the clock ran {:g} times as fast "
+                          "(--time-scale {:g})\n",
+                          1 / scale, scale);
+  double behind = 0;
+  for (const auto& arm : arms)
+    behind = std::max(behind, number_or_zero(arm, "behind_seconds"));
+  constexpr double worth_saying = 0.05;
+  if (behind > worth_saying)
+    note += fmt::format("this machine fell up to {:.2f} s behind that clock, so times are too "
+                        "long; raise --time-scale\n",
+                        behind);
+  return note;
 }
 
 ::adafloor::result<void> write_whole_file(const std::string& path, const std::string& content) {

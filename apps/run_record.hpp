@@ -34,6 +34,9 @@ std::string side_by_side(const nlohmann::json& arms);
 /// for fewer than two arms.
 std::string digest_verdict(const nlohmann::json& arms);
 
+/// What a second is in the results, and whether the machine kept up; empty for plain seconds.
+std::string time_note(const job& task, const nlohmann::json& arms);
+
 /// Replaces `path` in one go: a reader sees the old content or the new, never a part. Errors: io.
 ::adafloor::result<void> write_whole_file(const std::string& path, const std::string& content);
 

@@ -10,9 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <sstream>
 
 namespace adafloor {
 namespace {
@@ -133,6 +131,7 @@ std::string shipped_folder() {
 }
 
 run_settings::run_settings() {
+  task_.epochs = 0;                      // one per model
   task_.prompts_per_step = 0;            // until fill_defaults knows the number of ranks
   task_.rollout.max_response_length = 0; // until the model is read
   add_rollout_keys();
@@ -145,7 +144,25 @@ void run_settings::add_rollout_keys() {
   table_.push_back(
       path(make("model.path", "--model",
                 "folder of a policy version; again for the next epoch's version", task_.models)));
-  table_.push_back(make("model.device", "--device", "cpu", task_.device));
+  table_.push_back(make("model.device", "--device",
+                        "cpu; cuda: rank r on GPU r modulo their number; emulated: no model, "
+                        "lengths of --workload at "
+                        "the pace of --cost-model",
+                        task_.device));
+  auto& emulated = task_.emulation;
+  table_.push_back(make("emulated.time_scale", "--time-scale",
+                        "emulated: seconds of the clock per second of the cost model",
+                        emulated.time_scale));
+  table_.push_back(make("emulated.experts", "--emulated-experts", "per layer", emulated.experts));
+  table_.push_back(make("emulated.expert_bytes", "--emulated-expert-bytes",
+                        "of one expert, all layers", emulated.expert_bytes));
+  table_.push_back(make("emulated.kv_page_bytes", "--emulated-kv-page-bytes", "of one KV page",
+                        emulated.kv_page_bytes));
+  table_.push_back(
+      path(make("rollout.workload", "--workload",
+                "emulated: history CSV whose responses are generated again", task_.workload)));
+  table_.push_back(make("rollout.workload_epoch", "--workload-epoch",
+                        "emulated: its epoch; the last one unless given", task_.workload_epoch));
   table_.push_back(path(
       make("rollout.prompts", "--prompts", "JSON lines with prompt_token_ids", task_.prompts)));
   table_.push_back(
@@ -153,6 +170,9 @@ void run_settings::add_rollout_keys() {
                 "CSV of past response lengths; \"none\" for no history", task_.history)));
   table_.push_back(make("rollout.history_epochs", "--history-epochs",
                         "use only these epochs of the history", task_.history_epochs));
+  table_.push_back(make("rollout.epochs", "--epochs",
+                        "one per model unless given; the last model serves the rest",
+                        task_.epochs));
   table_.push_back(make("rollout.steps", "--steps", "steps per epoch", task_.steps));
   table_.push_back(make("rollout.n", "--n", "samples per prompt", task_.n));
   table_.push_back(make("rollout.prompts_per_step", "--prompts-per-step",
@@ -214,9 +234,36 @@ void run_settings::add_ep_keys() {
   table_.push_back(make("kv.resident_group_tokens", "--kv-resident-group-tokens",
                         "of them, what one kept group takes (planned residency)",
                         task_.kv.resident_group_tokens));
+  table_.push_back(make("kv.rank_memory_bytes", "--rank-memory-bytes",
+                        "one rank's weights, experts and KV together; 0: no bound",
+                        task_.kv.rank_memory_bytes));
   table_.push_back(make("kv.count_prompt_tokens",
                         "--kv-count-prompt-tokens,!--no-kv-count-prompt-tokens",
                         "count prompts in the predicted peak", task_.kv.count_prompt_tokens));
+}
+
+void run_settings::add_queue_keys() {
+  auto& s = task_.sidecar;
+  table_.push_back(
+      path(make("lease.score_with", "--lease-score-with",
+                "finished responses get log-probabilities on leased ranks: \"self\", by the "
+                "policy that wrote them, or the folder of a model; \"none\"",
+                s.score_with)));
+  table_.push_back(make("lease.exec", "--lease-exec",
+                        "command for /bin/sh that is run on leased ranks", s.exec));
+  table_.push_back(
+      make("lease.exec_count", "--lease-exec-count", "times that it is run in all", s.exec_count));
+  table_.push_back(path(make("lease.exec_file", "--lease-exec-file",
+                             "JSON lines of commands to run on leased ranks", s.exec_file)));
+  for (auto [name, queue] : {std::pair{"generate", &s.generate}, std::pair{"score", &s.score},
+                             std::pair{"exec", &s.exec_queue}}) {
+    table_.push_back(make(fmt::format("lease.{}_priority", name),
+                          fmt::format("--lease-{}-priority", name),
+                          "queues of a higher one go first", queue->priority));
+    table_.push_back(make(fmt::format("lease.{}_weight", name),
+                          fmt::format("--lease-{}-weight", name),
+                          "share of the lease time at equal priority", queue->weight));
+  }
 }
 
 void run_settings::add_runtime_keys() {
@@ -233,21 +280,48 @@ void run_settings::add_runtime_keys() {
   table_.push_back(make("lease.min_window_seconds", "--lease-min-window-seconds",
                         "shorter predicted windows are not leased",
                         task_.sidecar.min_window_seconds));
+  add_queue_keys();
+  table_.push_back(make("lease.max_slowdown", "--lease-max-slowdown",
+                        "of decode steps, as a share; beyond it fewer ranks are lent; 0: no limit",
+                        task_.sidecar.max_slowdown));
+  table_.push_back(make("lease.memory_bytes", "--lease-memory-bytes",
+                        "budget of the work on one leased rank", task_.sidecar.memory_bytes));
   table_.push_back(make("transport.tls", "--tls", "UCX_TLS, or auto", t.tls));
   table_.push_back(make("transport.bind", "--bind", "address to listen on", t.bind));
   table_.push_back(make("transport.port", "--port", "of rank 0; 0: any free one", t.port));
+  table_.push_back(make("transport.local_ranks", "--local-ranks",
+                        "start only so many, the first ones; `adafloor node` starts the others on "
+                        "their hosts; 0: all",
+                        t.local_ranks));
+  table_.push_back(path(make("transport.token_file", "--token-file",
+                             "with the secret that every rank must know, mode 0600; a fresh one "
+                             "unless given",
+                             t.token_file)));
   table_.push_back(
       make("runtime.heartbeat_ms", "--heartbeat-ms", "between two signs of life", r.heartbeat_ms));
   table_.push_back(make("runtime.failure_ms", "--failure-ms",
                         "silence after which a rank counts as failed", r.failure_ms));
-  table_.push_back(
-      make("runtime.deadline_ms", "--deadline-ms", "for one transition", r.deadline_ms));
+  table_.push_back(make("runtime.deadline_ms", "--deadline-ms",
+                        "for one transition, and for the copying of one request that moves",
+                        r.deadline_ms));
   table_.push_back(make("runtime.start_ms", "--start-ms", "for all ranks to join", r.start_ms));
   table_.push_back(
       make("runtime.exchange_ms", "--exchange-ms", "for one collective exchange", r.exchange_ms));
   table_.push_back(make("runtime.hold_seconds", "--hold-seconds",
                         "keep the joined ranks idle so long first, to measure what idling costs",
                         task_.hold_seconds));
+  table_.push_back(make("fault.plan", "--fault",
+                        "on purpose, for tests: \"at=MESSAGE do=ACTION [rank=R] ...\"; see "
+                        "`adafloor faults list`",
+                        task_.faults));
+  table_.push_back(make("output.token_log", "--token-log,!--no-token-log",
+                        "keep every token as it is generated, in tokens.log",
+                        task_.output.token_log));
+  table_.push_back(make("output.token_log_lag_ms", "--token-log-lag-ms",
+                        "from a token to the batch that holds it, at most",
+                        task_.output.token_log_lag_ms));
+  table_.push_back(
+      make("output.fsync", "--fsync", "never | step | response | batch", task_.output.fsync));
   table_.push_back(path(
       make("output.dir", "--out", "folder of the results; out/TIME unless given", task_.out_dir)));
 }
@@ -295,8 +369,7 @@ result<void> run_settings::apply_command_line() {
       const auto name = row.option.substr(0, row.option.find(','));
       return bad_input(fmt::format("{} {}: {}", name, joined(values), done.error().text));
     }
-    if (row.key == "ep.floor") floor_given_ = true;
-    if (row.key.rfind("lease.sidecar.", 0) == 0) sidecar_given_ = true;
+    said_.insert(row.key);
   }
   return {};
 }
@@ -329,29 +402,15 @@ result<void> run_settings::apply_toml(const std::string& text, const std::string
       return bad_input(fmt::format("{}: {}: must be one value{}", place, entry.key,
                                    row.is_list ? " or a list of them" : ""));
     for (auto& value : *values)
-      if (row.is_path && value != "none" && !value.empty() && fs::path{value}.is_relative())
+      if (row.is_path && value != "none" && value != "self" && !value.empty()
+          && fs::path{value}.is_relative())
         value = (fs::absolute(file).parent_path() / value).lexically_normal().string();
     if (auto done = row.set(*values); !done)
       return bad_input(
           fmt::format("{}: {} = {}: {}", place, entry.key, joined(*values), done.error().text));
-    if (row.key == "ep.floor") floor_given_ = true;
-    if (row.key.rfind("lease.sidecar.", 0) == 0) sidecar_given_ = true;
+    said_.insert(row.key);
   }
   return {};
-}
-
-result<job> run_settings::resolve() {
-  if (!config_.empty()) {
-    std::ifstream file{config_, std::ios::binary};
-    std::ostringstream text;
-    if (!file || !(text << file.rdbuf()))
-      return bad_input(fmt::format("--config {}: cannot be read; is it there?", config_));
-    if (auto done = apply_toml(text.str(), config_); !done)
-      return tl::make_unexpected(done.error());
-  }
-  if (auto done = apply_command_line(); !done) return tl::make_unexpected(done.error());
-  if (auto done = fill_defaults(); !done) return tl::make_unexpected(done.error());
-  return task_;
 }
 
 } // namespace adafloor

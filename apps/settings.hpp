@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 
 namespace adafloor {
 
@@ -45,15 +46,20 @@ public:
 private:
   void add_rollout_keys();
   void add_ep_keys();
+  void add_queue_keys();
   void add_runtime_keys();
   result<void> apply_command_line();
   result<void> fill_defaults();
+  result<void> fill_shipped();
+  result<void> fill_recorded();
+  result<void> fill_sidecar();
+  result<void> fill_replay();
+  result<void> fill_cost_model();
 
   job task_;
   std::string floor_ = "2";
   std::string cost_model_;
-  bool floor_given_ = false;
-  bool sidecar_given_ = false;
+  std::set<std::string> said_; ///< keys that file or command line set
   std::string config_;
   std::vector<setting> table_;
   std::vector<std::pair<std::size_t, std::vector<std::string>>> given_; ///< row, values

@@ -1,5 +1,6 @@
 #pragma once
-// What the steps of a rank are computed on: this machine's CPU, or the emulation of a larger one.
+// What the steps of a rank are computed on: this machine's CPU, a GPU, or the emulation of a larger
+// machine.
 // The engine keeps the books (requests, KV pages, experts); its device reads weights, computes rows
 // and takes part in the exchanges of the group.
 #include "gpu/expert_parallel.hpp"
@@ -11,13 +12,16 @@
 
 namespace adafloor {
 
-/// One position to compute. Rows of a request stand in order of position, and everything before
-/// the first of them is in the KV pool.
+/// One position to compute. Rows of a request stand in order of position. Everything before the
+/// first of them is in the KV pool or computed by rows of other requests that stand before it.
 struct forward_row {
   token_id token = 0;
   std::uint32_t position = 0;
   const page_index* pages = nullptr; ///< page table of the request; covers `position`
   bool wants_logits = false;
+  /// A token is to be drawn after this row: `sample` will be called with these. Null: not.
+  const sampling_spec* sampling = nullptr;
+  std::uint64_t random_key = 0;
 };
 
 /// What a rank knows of the decode steps ahead.
@@ -71,6 +75,14 @@ public:
   virtual std::uint64_t pairs_computed() const = 0;
   virtual std::chrono::nanoseconds exchange_time() const = 0;
 
+  // --- pages ------------------------------------------------------------------------------------
+  // A request's pages leave and arrive through the pool's memory, which is not where every device
+  // has them.
+  /// `pool.data(page)` has the page's bytes afterwards.
+  virtual result<void> page_to_host(kv_pool& /*pool*/, page_index /*page*/) { return {}; }
+  /// `pool.data(page)` was written.
+  virtual result<void> page_from_host(kv_pool& /*pool*/, page_index /*page*/) { return {}; }
+
   // --- time -------------------------------------------------------------------------------------
   // A device that computes takes the time that it takes: its clock is the machine's, and nothing
   // needs to pass by order.
@@ -81,10 +93,14 @@ public:
   virtual time_point paused_until() const { return {}; }
   virtual result<void> start_rollout(communicator*) { return {}; }
   virtual void pass_exit(std::size_t /*from*/, std::size_t /*to*/) {}
-  virtual result<time_point> pass_restore(communicator*) { return now(); }
+  virtual result<device_pause> pass_restore(communicator*) { return device_pause{now(), now()}; }
 };
 
 /// Computes on this machine's CPU.
 std::unique_ptr<device> make_cpu_device();
+
+class launcher;
+/// Computes with the kernels of a launcher (gpu/launcher.hpp): the same bits as the CPU's.
+std::unique_ptr<device> make_launcher_device(std::unique_ptr<launcher> where);
 
 } // namespace adafloor

@@ -1,6 +1,7 @@
 #include "gpu/digest.hpp"
 
 #include <cstring>
+#include <iterator>
 
 namespace adafloor {
 
@@ -44,7 +45,62 @@ std::uint64_t finish(std::uint64_t hash, const unsigned char* p, std::size_t lef
   return hash ^ (hash >> 32);
 }
 
+// 64 lanes in four vectors of the compiler's, which any processor can do, some at once.
+using lanes = std::uint32_t __attribute__((vector_size(64)));
+constexpr std::size_t vectors = 4, stripe = vectors * sizeof(lanes);
+
+__attribute__((always_inline)) inline void add_stripes(const unsigned char* p, std::size_t stripes,
+                                                       std::uint32_t* state) {
+  lanes a[vectors];
+  std::memcpy(a, state, stripe);
+  for (; stripes > 0; --stripes)
+    for (std::size_t v = 0; v < vectors; ++v, p += sizeof(lanes)) {
+      lanes words;
+      std::memcpy(&words, p, sizeof words);
+      a[v] = (a[v] ^ words) * 0x01000193u;
+      a[v] = (a[v] << 13) | (a[v] >> 19);
+    }
+  std::memcpy(state, a, stripe);
+}
+
+using stripe_adder = void (*)(const unsigned char* p, std::size_t stripes, std::uint32_t* state);
+
+void add_plainly(const unsigned char* p, std::size_t stripes, std::uint32_t* state) {
+  add_stripes(p, stripes, state);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) void add_by_avx2(const unsigned char* p, std::size_t stripes,
+                                                 std::uint32_t* state) {
+  add_stripes(p, stripes, state);
+}
+
+__attribute__((target("avx512f"))) void add_by_avx512(const unsigned char* p, std::size_t stripes,
+                                                      std::uint32_t* state) {
+  add_stripes(p, stripes, state);
+}
+#endif
+
+stripe_adder best_adder() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return add_by_avx512;
+  if (__builtin_cpu_supports("avx2")) return add_by_avx2;
+#endif
+  return add_plainly;
+}
+
 } // namespace
+
+std::uint64_t wide_digest64(const void* data, std::size_t size) {
+  static const stripe_adder add = best_adder();
+  const auto* p = static_cast<const unsigned char*>(data);
+  std::uint32_t state[stripe / sizeof(std::uint32_t)];
+  for (std::uint32_t i = 0; i < std::size(state); ++i)
+    state[i] = 0x811C9DC5u + i;
+  const auto whole = size / stripe * stripe;
+  add(p, size / stripe, state);
+  return digest64(p + whole, size - whole, digest64(state, sizeof state, size));
+}
 
 std::uint64_t digest64(const void* data, std::size_t size, std::uint64_t seed) {
   auto p = static_cast<const unsigned char*>(data);

@@ -88,11 +88,11 @@ public:
   time_point paused_until() const override { return at(paused_until_); }
   result<void> start_rollout(communicator* group) override;
   void pass_exit(std::size_t from, std::size_t to) override;
-  result<time_point> pass_restore(communicator* group) override;
+  result<device_pause> pass_restore(communicator* group) override;
 
 private:
   static float logprob_of(std::uint32_t mark, token_id token) {
-    return -static_cast<float>(mix(mark, static_cast<std::uint64_t>(token)) % 64) / 16.0F;
+    return -static_cast<float>(1 + mix(mark, static_cast<std::uint64_t>(token)) % 64) / 16.0F;
   }
   time_point at(double seconds) const {
     return std::chrono::time_point_cast<microseconds>(
@@ -128,9 +128,9 @@ emulated_device::read_experts(const std::string& dir, const model_config& config
   std::map<std::uint32_t, expert_ptr> made;
   for (const auto expert : experts) {
     auto weights = std::make_shared<expert_weights>();
-    weights->floats.resize(layout.floats());
+    weights->floats = mapped_floats(layout.floats());
     for (std::size_t i = 0; i < weights->floats.size(); ++i)
-      weights->floats[i] = static_cast<float>(mix(version, mix(expert, i)) >> 40);
+      weights->floats.data()[i] = static_cast<float>(mix(version, mix(expert, i)) >> 40);
     (*digests)["emulated.experts." + std::to_string(expert)] =
         digest64(weights->floats.data(), weights->floats.size() * sizeof(float));
     made.emplace(expert, std::move(weights));
@@ -187,9 +187,7 @@ result<void> emulated_device::start_rollout(communicator* group) {
            + std::chrono::duration_cast<steady::duration>(
                std::chrono::duration<double>(mine.waited - longest));
   running_ = true;
-  const auto& costs = how_->costs;
-  paused_until_ = 0;
-  seconds_ = costs.fixed_seconds;
+  seconds_ = paused_until_ = 0;
   return {};
 }
 
@@ -198,19 +196,16 @@ void emulated_device::pass_exit(std::size_t from, std::size_t to) {
 }
 
 /// Members that come back take over the time of those that stayed.
-result<time_point> emulated_device::pass_restore(communicator* group) {
+result<device_pause> emulated_device::pass_restore(communicator* group) {
   frame mine;
   mine.seconds = seconds_;
   if (auto ok = exchange(group, {0, 0, exchange_id::combine}, mine); !ok)
     return tl::unexpected(ok.error());
   for (const auto& f : frames_)
     seconds_ = std::max(seconds_, f.seconds);
-  const auto& costs = how_->costs;
-  seconds_ += costs.restore_seconds;
-  const auto restored = at(seconds_);
-  seconds_ +=
-      std::max(costs.fixed_shrunk_seconds - costs.restore_seconds - costs.fixed_seconds, 0.0);
-  return restored;
+  const auto began = at(seconds_);
+  seconds_ += how_->costs.restore_seconds;
+  return device_pause{began, at(seconds_)};
 }
 
 /// The group stops for the KV that was copied to its members, longest copy.

@@ -33,8 +33,6 @@ struct emulated_costs {
   std::function<double(int from, int to)> exit; ///< paid by the whole old group
   std::function<double(double tokens)> copy;    ///< KV tokens to one rank; stops the whole group
   double restore_seconds = 0;
-  double fixed_seconds = 0;         ///< of a rollout
-  double fixed_shrunk_seconds = 0;  ///< of a rollout that shrank, the restore included
   double recompute_per_second = 0;  ///< tokens after preemption; 0: free
   bool count_prompt_tokens = false; ///< prompts count as resident tokens
 };

@@ -40,6 +40,12 @@ result<loaded_weights> read_weights(const device& reader, const std::string& dir
   return loaded;
 }
 
+result<std::unique_ptr<device>> device_of(const engine_options& o) {
+  if (o.emulated) return make_emulated_device(o.emulated);
+  if (o.make_device) return o.make_device();
+  return make_cpu_device();
+}
+
 result<void> check_options(const engine_options& o) {
   auto bad = [](const char* name, std::uint64_t value, const std::string& allowed) {
     return bad_input("engine: " + std::string(name) + " is " + std::to_string(value)
@@ -68,7 +74,9 @@ void engine::state::serve_owned() {
 result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engine_options options) {
   if (auto ok = check_options(options); !ok) return tl::unexpected(ok.error());
   auto s = std::make_unique<state>();
-  s->device = options.emulated ? make_emulated_device(options.emulated) : make_cpu_device();
+  auto made = device_of(options);
+  if (!made) return tl::unexpected(made.error());
+  s->device = std::move(*made);
   auto config = s->device->read_config(model_dir);
   if (!config) return tl::unexpected(config.error());
   auto home = home_expert_map(config->num_experts, options.world_size);
@@ -92,7 +100,7 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
     return tl::unexpected(ok.error());
   s->serve_owned();
   const auto layout = s->device->pages(s->config);
-  s->pool = std::make_unique<kv_pool>(layout, s->options.kv_pages);
+  s->pool = std::make_shared<kv_pool>(layout, s->options.kv_pages);
   s->facts = {s->config.num_hidden_layers,
               s->config.hidden_size,
               s->config.vocab_size,
@@ -102,8 +110,12 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
               layout.page_floats() * sizeof(float),
               s->config.moe() ? s->experts->layout().floats() * sizeof(float) : 0,
               loaded->dense.bytes(),
-              s->config.eos_tokens};
+              s->config.eos_tokens,
+              s->pool->page_bytes(),
+              s->config.moe() ? s->experts->layout().bytes() : 0};
   s->device->use(s->config, std::move(loaded->dense));
+  if (auto ok = s->check_budget(); !ok) return tl::unexpected(ok.error());
+  s->resize_kv();
   return std::unique_ptr<engine>(new engine(std::move(s)));
 }
 
@@ -120,13 +132,6 @@ const std::string& engine::model_dir() const {
   return state_->dir;
 }
 
-kv_usage engine::kv() const {
-  return state_->pool->usage();
-}
-result<void> engine::set_kv_capacity(std::uint32_t pages) {
-  return state_->pool->set_capacity(pages);
-}
-
 const expert_map& engine::owners() const {
   return state_->owners;
 }
@@ -135,16 +140,23 @@ expert_map engine::home_map() const {
 }
 
 result<std::vector<std::uint32_t>> engine::prepare_experts(const expert_map& next) {
-  if (next.owner_of.size() != state_->config.num_experts)
+  auto& s = *state_;
+  if (next.owner_of.size() != s.config.num_experts)
     return bad_input("expert map: has " + std::to_string(next.owner_of.size())
-                     + " experts, the model has " + std::to_string(state_->config.num_experts));
-  return state_->experts->prepare(experts_of(next, state_->options.self));
+                     + " experts, the model has " + std::to_string(s.config.num_experts));
+  const auto wanted = experts_of(next, s.options.self);
+  if (auto ok = s.make_room(s.experts->occupied_after(wanted)); !ok)
+    return tl::unexpected(ok.error());
+  auto missing = s.experts->prepare(wanted);
+  s.resize_kv();
+  return missing;
 }
 void engine::cancel_prepare() {
   state_->experts->cancel();
+  state_->resize_kv();
 }
-result<byte_string> engine::export_expert(std::uint32_t expert) const {
-  return state_->experts->export_blob(expert);
+result<expert_loan> engine::lend_expert(std::uint32_t expert) const {
+  return state_->experts->lend(expert);
 }
 result<void> engine::import_expert(bytes_view blob) {
   return state_->experts->import_blob(blob);
@@ -196,6 +208,7 @@ result<void> engine::switch_map(epoch_id epoch, const expert_map& next,
   s.owners = next;
   s.map_epoch = epoch;
   s.experts->settle();
+  s.resize_kv();
   s.serve_owned();
   return {};
 }
@@ -203,7 +216,27 @@ epoch_id engine::map_epoch() const {
   return state_->map_epoch;
 }
 std::uint32_t engine::drop_unowned() {
-  return state_->experts->drop_except(experts_of(state_->owners, state_->options.self));
+  auto& s = *state_;
+  const auto dropped = s.experts->drop_except(experts_of(s.owners, s.options.self));
+  s.resize_kv();
+  return dropped;
+}
+
+void tensor_set::add(const tensor_digest& tensor) {
+  ++tensors;
+  digest += digest64(tensor.name.data(), tensor.name.size(), tensor.digest);
+}
+
+result<tensor_set> checkpoint_tensors(const std::string& model_dir) {
+  const auto config = read_model_config(model_dir);
+  if (!config) return tl::unexpected(config.error());
+  const auto source = checkpoint::open(model_dir);
+  if (!source) return tl::unexpected(source.error());
+  if (auto ok = verify_checkpoint(*source, *config); !ok) return tl::unexpected(ok.error());
+  tensor_set all;
+  for (const auto& [name, shape] : expected_tensors(*config))
+    all.add({name, digest_of(source->tensors().at(name))});
+  return all;
 }
 
 std::vector<tensor_digest> engine::digests() const {
@@ -228,6 +261,8 @@ result<void> engine::update_weights(const std::string& model_dir, weights_id ver
   if (!config->same_architecture(s.config))
     return bad_input(model_dir + "/config.json: is another architecture than " + s.dir
                      + "; a running engine takes new weights of the same shape only");
+  s.pool = std::make_shared<kv_pool>(s.pool->layout(), s.options.kv_pages); // its memory first
+  s.resize_kv();
   auto loaded = read_weights(*s.device, model_dir, *config, experts_of(s.owners, s.options.self));
   if (!loaded) return tl::unexpected(loaded.error());
   for (const auto& [name, digest] : expected)
@@ -244,7 +279,6 @@ result<void> engine::update_weights(const std::string& model_dir, weights_id ver
   s.config.eos_tokens = s.facts.eos_tokens = config->eos_tokens;
   s.version = version;
   s.serve_owned();
-  s.pool = std::make_unique<kv_pool>(s.pool->layout(), s.pool->usage().capacity);
   return {};
 }
 

@@ -11,6 +11,7 @@
 #include "messages/result.hpp"
 #include "messages/types.hpp"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,16 +28,19 @@ constexpr std::uint32_t kv_page_tokens = 16;
 /// Facts of a loaded model that a scheduler or planner needs.
 struct model_facts {
   std::uint32_t layers = 0, hidden = 0, vocabulary = 0;
-  std::uint32_t experts = 0;           ///< 0: dense
-  std::uint32_t experts_per_token = 0; ///< 0: dense
-  std::uint32_t max_positions = 0;     ///< prompt + response never exceed it
-  std::uint64_t kv_page_bytes = 0;     ///< one page: all layers of kv_page_tokens positions
-  std::uint64_t expert_bytes = 0;      ///< one expert of all layers, as resident
-  std::uint64_t dense_bytes = 0;       ///< everything that is not an expert, as resident
-  std::vector<token_id> eos_tokens;    ///< ascending
+  std::uint32_t experts = 0;                ///< 0: dense
+  std::uint32_t experts_per_token = 0;      ///< 0: dense
+  std::uint32_t max_positions = 0;          ///< prompt + response never exceed it
+  std::uint64_t kv_page_bytes = 0;          ///< one page: all layers of kv_page_tokens positions
+  std::uint64_t expert_bytes = 0;           ///< one expert of all layers
+  std::uint64_t dense_bytes = 0;            ///< everything that is not an expert, as resident
+  std::vector<token_id> eos_tokens;         ///< ascending
+  std::uint64_t kv_page_resident_bytes = 0; ///< in whole pages of the system, as budgets count
+  std::uint64_t expert_resident_bytes = 0;  ///< likewise
 };
 
 struct emulation; // gpu/emulated.hpp
+class device;     // gpu/device.hpp
 
 struct engine_options {
   rank_id self;
@@ -52,8 +56,14 @@ struct engine_options {
   std::uint32_t reserved_response_tokens = 0;
   /// Bound on resident experts (each counts once, with all its layers); 0: no bound.
   std::uint32_t expert_slots = 0;
+  /// Budget that dense weights, resident and reserved experts and KV pages share; 0: none. The KV
+  /// pool has the pages that the others leave, at most `kv_pages`: it shrinks when experts are
+  /// prepared and grows when they are given back. Buffers of a running step are not counted.
+  std::uint64_t memory_bytes = 0;
   /// Null: the engine computes. Else it is emulated, and the folder that it loads is only a name.
   std::shared_ptr<const emulation> emulated;
+  /// What to compute on; unset: this machine's CPU.
+  std::function<result<std::unique_ptr<device>>()> make_device;
 };
 
 /// Temperature 0 is greedy: the highest logit, the lowest id among equals.
@@ -139,11 +149,25 @@ struct step_output {
   microseconds exchange{0}; ///< wall time inside the communicator
 };
 
+/// A piece of time on a device's clock.
+struct device_pause {
+  time_point begin, end;
+};
+
 struct kv_usage {
   std::uint32_t capacity = 0; ///< pages
   std::uint32_t used = 0;     ///< pages with a reference
   std::uint32_t promised = 0; ///< pages that admitted requests may still take without asking
   std::uint32_t available() const { return capacity - used - promised; }
+};
+
+/// What this rank's memory holds, in bytes.
+struct memory_usage {
+  std::uint64_t budget = 0;  ///< 0: none
+  std::uint64_t dense = 0;   ///< weights that are not experts
+  std::uint64_t experts = 0; ///< resident and reserved
+  std::uint64_t kv = 0;      ///< pages with memory behind them, used or free
+  std::uint64_t total() const { return dense + experts + kv; }
 };
 
 struct tensor_digest {
@@ -152,6 +176,45 @@ struct tensor_digest {
   friend bool operator==(const tensor_digest& a, const tensor_digest& b) {
     return a.name == b.name && a.digest == b.digest;
   }
+};
+
+/// Any number of tensors as one figure, whatever the order: a sum modulo 2^64 of a hash of each
+/// one's name and digest.
+struct tensor_set {
+  std::uint32_t tensors = 0;
+  std::uint64_t digest = 0;
+  void add(const tensor_digest& tensor);
+};
+
+/// Every tensor of a model folder, each read once. Errors: as engine::load.
+result<tensor_set> checkpoint_tensors(const std::string& model_dir);
+
+/// An expert for another rank to read in place. It stays as it is while `owner` is held, whatever
+/// becomes of the slot.
+struct expert_loan {
+  bytes_view weights;
+  byte_string foot; ///< says what they are; holds their checksum
+  std::shared_ptr<const void> owner;
+};
+
+class kv_pool;
+
+/// Full pages of a request for another rank to read in place. They count as used, and are neither
+/// freed nor written, until engine::take_back, whatever becomes of the request or of the pool.
+struct page_loan {
+  std::vector<bytes_view> pages; ///< in order, each as large as all others
+  byte_string foot;              ///< says what the pages are; holds a checksum of each
+  std::shared_ptr<kv_pool> pool;
+  std::vector<std::uint32_t> numbers; ///< of the pages, in the pool
+};
+
+/// Pages of an import for a transfer to write into before anybody knows what they are. They count
+/// as used until engine::import_landed or engine::drop_landing.
+struct page_landing {
+  std::vector<std::byte*> pages;
+  std::size_t page_bytes = 0; ///< of each
+  std::shared_ptr<kv_pool> pool;
+  std::vector<std::uint32_t> numbers; ///< of the pages, in the pool
 };
 
 class engine {
@@ -204,19 +267,21 @@ public:
   /// The device's clock. That of an emulated device may be ahead of the machine's: wait until then
   /// before the next call that passes time. Read only by the engine's thread.
   time_point now() const;
-  /// All members call it before the first step of a rollout; its fixed time passes. Errors: the
+  /// All members call it before the first step of a rollout, to agree on when it began. Errors: the
   /// communicator's.
   result<void> start_rollout(communicator* group);
   /// The group contracts: the pause of the exit passes.
   void pass_exit(std::size_t from, std::size_t to);
   /// The full world is back, `group` its communicator: members agree on the time, and the pause of
-  /// a restoration passes, until the returned time; until now() it is idle. Errors: as above.
-  result<time_point> pass_restore(communicator* group);
+  /// a restoration passes. Errors: as above.
+  result<device_pause> pass_restore(communicator* group);
 
   // --- KV pool ----------------------------------------------------------------------------------
 
   kv_usage kv() const;
-  /// Errors: refused when more than `pages` are used or promised; bad_input when 0.
+  memory_usage memory() const;
+  /// Sets `kv_pages`. Errors: refused when more than `pages` are used or promised; bad_input when
+  /// 0.
   result<void> set_kv_capacity(std::uint32_t pages);
 
   // --- experts (map changes happen between steps) -----------------------------------------------
@@ -225,16 +290,20 @@ public:
   expert_map home_map() const;
 
   /// Reserves a slot for every expert that this rank owns under `next` and has not got, and says
-  /// which. Replaces an earlier preparation. Errors: bad_input (wrong size), refused (slots).
+  /// which. Replaces an earlier preparation. With a memory budget the KV pool shrinks first.
+  /// Errors: bad_input (wrong size), refused (slots; or the experts would leave too few KV pages
+  /// for what is used and promised, or for the largest request alone), with figures; nothing
+  /// changes then.
   result<std::vector<std::uint32_t>> prepare_experts(const expert_map& next);
-  /// Releases reserved slots and drops what was brought in for them.
+  /// Releases reserved slots and drops what was brought in for them; the KV pool grows back.
   void cancel_prepare();
 
-  /// One expert of all layers as one checksummed blob. Any thread, also during a step.
-  /// Errors: bad_input when the expert is not resident.
-  result<byte_string> export_expert(std::uint32_t expert) const;
-  /// Puts a blob into its reserved slot. Any thread, also during a step. Idempotent. Errors:
-  /// bad_input for damage, another model or version, or an expert that was not prepared.
+  /// One expert of all layers, where it lies. Any thread, also during a step. Errors: bad_input
+  /// when the expert is not resident.
+  result<expert_loan> lend_expert(std::uint32_t expert) const;
+  /// Puts the weights of a loan, and behind them its foot, into their reserved slot. Any thread,
+  /// also during a step. Idempotent. Errors: bad_input for damage, another model or version, or an
+  /// expert that was not prepared.
   result<void> import_expert(bytes_view blob);
   /// Reads experts from the checkpoint into their reserved slots (recovery, home). Any thread.
   /// Errors: bad_input as in load, or when a tensor is not the one that was loaded before.
@@ -250,33 +319,34 @@ public:
                           const std::vector<rank_id>& members);
   /// Epoch given to the last switch_map; 0 before.
   epoch_id map_epoch() const;
-  /// Frees every expert that this rank does not own; returns how many.
+  /// Frees every expert that this rank does not own; returns how many. The KV pool grows.
   std::uint32_t drop_unowned();
 
   // --- weights ----------------------------------------------------------------------------------
 
   /// Replaces all weights by those of another folder of the same architecture, through the live
-  /// expert map; the KV pool is empty afterwards. All or nothing. `expected`: digests that must
-  /// match where names match. Errors: busy while requests are held, waiting or running; bad_input
-  /// for another architecture, missing or surplus tensors, shapes, digests, or a version that is
-  /// not greater than the present one.
+  /// expert map; the KV pool is empty afterwards. All or nothing, so old and new weights are both
+  /// there for a while: in the memory of the KV pages and, if those are fewer, beyond the budget.
+  /// `expected`: digests that must match where names match. Errors: busy while requests are held,
+  /// waiting or running; bad_input for another architecture, missing or surplus tensors, shapes,
+  /// digests, or a version that is not greater than the present one.
   result<void> update_weights(const std::string& model_dir, weights_id version,
                               const std::vector<tensor_digest>& expected = {});
   /// Of every tensor that this rank read from the checkpoint, by name.
   std::vector<tensor_digest> digests() const;
 
   // --- moving a request to another rank ---------------------------------------------------------
-  // Source: full_pages / export_pages while it runs, export_remainder (holds it), then
+  // Source: full_pages / lend_pages while it runs, export_remainder (holds it), then
   // release_exported (destination committed) or resume_exported (it did not).
   // Destination: begin_import, import_pages (any order, idempotent), finish_import or
   // cancel_import. The request continues with the same bits.
 
   /// Leading KV pages that are full and so never change again. Errors: bad_input for an unknown id.
   result<std::uint32_t> full_pages(request_id id) const;
-  /// Pages [first, first + count) under one checksum. `memory` is used again for the answer: fresh
-  /// memory costs more than the copy. Errors: bad_input when not full.
-  result<byte_string> export_pages(request_id id, std::uint32_t first, std::uint32_t count,
-                                   byte_string memory = {}) const;
+  /// Pages [first, first + count), in place, until take_back. Errors: bad_input when not full.
+  result<page_loan> lend_pages(request_id id, std::uint32_t first, std::uint32_t count);
+  /// Nobody reads the pages any more.
+  static void take_back(page_loan loan);
   /// Everything that is not in the first `pages_sent` pages: specification, tokens,
   /// log-probabilities, remaining pages. The request stops here until released or resumed.
   result<byte_string> export_remainder(request_id id, std::uint32_t pages_sent);
@@ -290,8 +360,16 @@ public:
   result<void> begin_import(request_id id, std::uint32_t pages);
   /// Pages that begin_import must ask for, for a request of this size.
   std::uint32_t pages_for(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const;
-  /// Errors: bad_input for damage, another model or version, or a page out of bounds.
+  /// `blob`: the pages of a loan, in order, and then its foot. Errors: bad_input for damage,
+  /// another model or version, or a page out of bounds.
   result<void> import_pages(request_id id, bytes_view blob);
+  /// Pages that the import was promised, at most `count`; none for an unknown id.
+  page_landing open_landing(request_id id, std::uint32_t count);
+  /// The same as import_pages, for pages that lie in the landing's first places: they stay where
+  /// they are. Whatever is not imported goes back to the import, also with an error.
+  result<void> import_landed(request_id id, page_landing landing, bytes_view foot);
+  /// Nobody writes into the pages any more. The import may have ended.
+  void drop_landing(request_id id, page_landing landing);
   /// The request is live here afterwards. Errors: bad_input for damage, another model or version,
   /// or pages that are missing (the text says which); the import stays open.
   result<void> finish_import(bytes_view remainder);

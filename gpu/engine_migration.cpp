@@ -53,13 +53,17 @@ result<blob_head> open_blob(byte_reader& in, std::uint64_t magic, std::uint64_t 
 }
 
 /// u32 first, u32 count, pages.
-void put_pages(byte_writer& out, const kv_pool& pool, const live_request& r, std::uint32_t first,
-               std::uint32_t count) {
+result<void> put_pages(byte_writer& out, device& computer, kv_pool& pool, const live_request& r,
+                       std::pair<std::uint32_t, std::uint32_t> range) {
+  const auto [first, count] = range;
   out.put(first);
   out.put(count);
   auto bytes = pool.layout().page_floats() * sizeof(float);
-  for (auto i = first; i < first + count; ++i)
+  for (auto i = first; i < first + count; ++i) {
+    if (auto ok = computer.page_to_host(pool, r.pages[i]); !ok) return ok;
     out.put_bytes(pool.data(r.pages[i]), bytes);
+  }
+  return {};
 }
 
 void put_request(byte_writer& out, const live_request& r) {
@@ -105,8 +109,7 @@ result<std::uint32_t> engine::full_pages(request_id id) const {
   return r->computed / kv_page_tokens;
 }
 
-result<byte_string> engine::export_pages(request_id id, std::uint32_t first, std::uint32_t count,
-                                         byte_string memory) const {
+result<page_loan> engine::lend_pages(request_id id, std::uint32_t first, std::uint32_t count) {
   auto& s = *state_;
   auto* r = s.find(id);
   if (!r) return unknown(id);
@@ -115,11 +118,30 @@ result<byte_string> engine::export_pages(request_id id, std::uint32_t first, std
     return bad_input(label(id) + ": pages " + std::to_string(first) + " to "
                      + std::to_string(std::uint64_t{first} + count) + " are asked for, "
                      + std::to_string(full) + " are full");
-  byte_writer out(std::move(memory));
-  out.reserve(count * s.facts.kv_page_bytes + 64);
-  blob_head{pages_magic, s.fingerprint, s.version.value, id}.write(out);
-  put_pages(out, *s.pool, *r, first, count);
-  return out.seal();
+  page_loan loan;
+  loan.pool = s.pool;
+  loan.numbers.assign(r->pages.begin() + first, r->pages.begin() + first + count);
+  const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+  std::vector<std::uint64_t> digests;
+  for (const auto page : loan.numbers)
+    if (auto ok = s.device->page_to_host(*s.pool, page); !ok) return tl::unexpected(ok.error());
+  for (const auto page : loan.numbers) {
+    s.pool->retain(page);
+    const auto* data = reinterpret_cast<const std::byte*>(s.pool->data(page));
+    loan.pages.push_back({data, bytes});
+    digests.push_back(wide_digest64(data, bytes));
+  }
+  byte_writer foot;
+  blob_head{pages_magic, s.fingerprint, s.version.value, id}.write(foot);
+  foot.put(first);
+  foot.put_list(digests);
+  loan.foot = foot.seal();
+  return loan;
+}
+
+void engine::take_back(page_loan loan) {
+  for (const auto page : loan.numbers)
+    loan.pool->release(page);
 }
 
 result<byte_string> engine::export_remainder(request_id id, std::uint32_t pages_sent) {
@@ -134,7 +156,8 @@ result<byte_string> engine::export_remainder(request_id id, std::uint32_t pages_
   byte_writer out;
   blob_head{remainder_magic, s.fingerprint, s.version.value, id}.write(out);
   put_request(out, *r);
-  put_pages(out, *s.pool, *r, pages_sent, covered - pages_sent);
+  if (auto ok = put_pages(out, *s.device, *s.pool, *r, {pages_sent, covered - pages_sent}); !ok)
+    return tl::unexpected(ok.error());
   if (r->state != request_progress::held) {
     s.waiting.remove(r);
     s.running.remove(r);
@@ -185,25 +208,66 @@ std::uint32_t engine::pages_for(std::uint32_t prompt_tokens, std::uint32_t max_t
 
 namespace {
 
+/// Takes in the bytes of page `index` of an import.
+result<void> take_page(device& computer, kv_pool& pool, request_id id, pending_import& import,
+                       std::pair<std::uint32_t, const std::byte*> page) {
+  const auto index = page.first;
+  if (import.pages.count(index) == 0) {
+    if (import.promised == 0)
+      return bad_input(label(id) + ": page " + std::to_string(index)
+                       + " is more than the import asked for");
+    --import.promised;
+    import.pages[index] = pool.take_promised();
+  }
+  const auto here = import.pages[index];
+  std::memcpy(pool.data(here), page.second, pool.layout().page_floats() * sizeof(float));
+  return computer.page_from_host(pool, here);
+}
+
+tl::unexpected<error> wrong_size(request_id id, std::uint64_t bytes, std::uint64_t pages) {
+  return bad_input(label(id) + ": page blob has " + std::to_string(bytes) + " bytes for "
+                   + std::to_string(pages) + " pages");
+}
+
 /// Reads put_pages' part into the pages of an import.
-result<void> take_pages(byte_reader& in, kv_pool& pool, request_id id, pending_import& import) {
+result<void> take_pages(byte_reader& in, device& computer, kv_pool& pool, request_id id,
+                        pending_import& import) {
   auto first = in.get<std::uint32_t>(), count = in.get<std::uint32_t>();
   auto bytes = pool.layout().page_floats() * sizeof(float);
   if (!in.ok() || in.left() != count * static_cast<std::uint64_t>(bytes))
-    return bad_input(label(id) + ": page blob has " + std::to_string(in.left()) + " bytes for "
-                     + std::to_string(count) + " pages");
-  for (std::uint64_t i = first; i < std::uint64_t{first} + count; ++i) {
-    auto index = static_cast<std::uint32_t>(i);
-    if (import.pages.count(index) == 0) {
-      if (import.promised == 0)
-        return bad_input(label(id) + ": page " + std::to_string(i)
-                         + " is more than the import asked for");
-      --import.promised;
-      import.pages[index] = pool.take_promised();
-    }
-    std::memcpy(pool.data(import.pages[index]), in.take(bytes), bytes);
+    return wrong_size(id, in.left(), count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::pair page{first + i, in.take(bytes)};
+    if (auto ok = take_page(computer, pool, id, import, page); !ok) return ok;
   }
   return {};
+}
+
+} // namespace
+
+namespace {
+
+/// What a loan's foot says.
+struct pages_label {
+  std::uint32_t first = 0;
+  std::vector<std::uint64_t> digests;
+
+  result<void> check(request_id id, std::uint32_t i, const void* page, std::size_t bytes) const {
+    if (wide_digest64(page, bytes) == digests[i]) return {};
+    return bad_input(label(id) + ": checksum of page " + std::to_string(first + i)
+                     + " differs; send it again");
+  }
+};
+
+result<pages_label> read_foot(bytes_view foot, request_id id, std::uint64_t fingerprint,
+                              weights_id version) {
+  byte_reader in(foot);
+  auto head = open_blob(in, pages_magic, fingerprint, version);
+  if (!head) return tl::unexpected(head.error());
+  if (head->id != id) return bad_input(label(id) + ": blob is of " + label(head->id));
+  pages_label pages{in.get<std::uint32_t>(), in.get_list<std::uint64_t>()};
+  if (!in.ok() || in.left() > 0) return bad_input(label(id) + ": page blob is damaged");
+  return pages;
 }
 
 } // namespace
@@ -212,11 +276,72 @@ result<void> engine::import_pages(request_id id, bytes_view blob) {
   auto& s = *state_;
   auto import = s.imports.find(id);
   if (import == s.imports.end()) return bad_input(label(id) + ": no import was begun");
-  byte_reader in(blob);
-  auto head = open_blob(in, pages_magic, s.fingerprint, s.version);
-  if (!head) return tl::unexpected(head.error());
-  if (head->id != id) return bad_input(label(id) + ": blob is of " + label(head->id));
-  return take_pages(in, *s.pool, id, import->second);
+  const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+  const auto count =
+      blob.size / (bytes + sizeof(std::uint64_t)); // A foot is less than a page more.
+  auto pages = read_foot({blob.data + count * bytes, blob.size - count * bytes}, id, s.fingerprint,
+                         s.version);
+  if (!pages) return tl::unexpected(pages.error());
+  if (pages->digests.size() != count) return wrong_size(id, blob.size, pages->digests.size());
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto* page = blob.data + i * bytes;
+    if (auto good = pages->check(id, i, page, bytes); !good) return good;
+    if (auto ok = take_page(*s.device, *s.pool, id, import->second, {pages->first + i, page}); !ok)
+      return ok;
+  }
+  return {};
+}
+
+page_landing engine::open_landing(request_id id, std::uint32_t count) {
+  auto& s = *state_;
+  page_landing landing;
+  auto import = s.imports.find(id);
+  if (import == s.imports.end()) return landing;
+  landing.pool = s.pool;
+  landing.page_bytes = s.pool->layout().page_floats() * sizeof(float);
+  for (; count > 0 && import->second.promised > 0; --count, --import->second.promised) {
+    landing.numbers.push_back(s.pool->take_promised());
+    landing.pages.push_back(reinterpret_cast<std::byte*>(s.pool->data(landing.numbers.back())));
+  }
+  return landing;
+}
+
+void engine::drop_landing(request_id id, page_landing landing) {
+  auto& s = *state_;
+  auto import = s.imports.find(id);
+  for (const auto page : landing.numbers) {
+    landing.pool->release(page);
+    if (landing.pool == s.pool && import != s.imports.end() && s.pool->promise(1))
+      ++import->second.promised;
+  }
+}
+
+result<void> engine::import_landed(request_id id, page_landing landing, bytes_view foot) {
+  auto& s = *state_;
+  const auto place_all = [&]() -> result<void> {
+    auto import = s.imports.find(id);
+    if (import == s.imports.end() || landing.pool != s.pool)
+      return bad_input(label(id) + ": no import was begun");
+    auto pages = read_foot(foot, id, s.fingerprint, s.version);
+    if (!pages) return tl::unexpected(pages.error());
+    const auto count = pages->digests.size();
+    const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+    if (count > landing.pages.size()) return wrong_size(id, landing.pages.size() * bytes, count);
+    for (std::uint32_t i = 0; i < count; ++i)
+      if (auto good = pages->check(id, i, landing.pages[i], bytes); !good) return good;
+    for (std::uint32_t i = 0; i < count; ++i)
+      if (auto ok = s.device->page_from_host(*s.pool, landing.numbers[i]); !ok) return ok;
+    std::vector<std::uint32_t> surplus(landing.numbers.begin() + static_cast<std::ptrdiff_t>(count),
+                                       landing.numbers.end());
+    for (std::uint32_t i = 0; i < count; ++i)
+      if (!import->second.pages.emplace(pages->first + i, landing.numbers[i]).second)
+        surplus.push_back(landing.numbers[i]); // The same is here already.
+    landing.numbers = std::move(surplus);
+    return {};
+  };
+  auto placed = place_all();
+  drop_landing(id, std::move(landing));
+  return placed;
 }
 
 result<void> engine::finish_import(bytes_view remainder) {
@@ -230,7 +355,7 @@ result<void> engine::finish_import(bytes_view remainder) {
   auto r = get_request(in, id);
   if (!in.ok() || r.prompt_tokens > r.tokens.size() || r.computed > r.tokens.size())
     return bad_input(label(id) + ": remainder is damaged");
-  if (auto ok = take_pages(in, *s.pool, id, import->second); !ok) return ok;
+  if (auto ok = take_pages(in, *s.device, *s.pool, id, import->second); !ok) return ok;
   std::uint32_t expected = 0, covered = s.pages_for(r.computed);
   for (const auto& [index, page] : import->second.pages) {
     if (index != expected || index >= covered) break;

@@ -8,8 +8,6 @@ namespace adafloor {
 
 namespace {
 
-using page_key = std::pair<std::int64_t, page_tokens>;
-
 /// Tokens of prompt page `index`.
 page_tokens tokens_of_page(const live_request& r, std::uint32_t index) {
   page_tokens tokens{};
@@ -22,7 +20,7 @@ std::optional<page_index> parent_of(const live_request& r, std::uint32_t index) 
   return r.pages[index - 1];
 }
 
-page_key key_of(const live_request& r, std::uint32_t index) {
+shared_page_key key_of(const live_request& r, std::uint32_t index) {
   auto parent = parent_of(r, index);
   return {parent ? static_cast<std::int64_t>(*parent) : -1, tokens_of_page(r, index)};
 }
@@ -47,16 +45,22 @@ void engine::state::admit() {
   }
 }
 
-/// Takes over full prompt pages that another request has computed. False: one is being computed in
-/// this very step, so waiting a step saves the work.
-bool engine::state::adopt_shared_pages(live_request& r, const std::set<page_key>& in_flight) {
-  if (r.spec.keep_logits) return true;
+/// Takes over full prompt pages that another request has computed or computes in this very step,
+/// with rows before those of `r`. Returns how many are of this step.
+std::uint32_t engine::state::adopt_shared_pages(live_request& r, const page_table& in_flight) {
+  std::uint32_t borrowed = 0;
+  if (r.spec.keep_logits) return borrowed;
   while (r.computed % kv_page_tokens == 0 && r.computed + kv_page_tokens < r.prompt_tokens) {
     auto index = r.computed / kv_page_tokens;
-    if (r.pages.size() > index) return true;
+    if (r.pages.size() > index) break;
     auto key = key_of(r, index);
     auto page = pool->find_shared(parent_of(r, index), key.second);
-    if (!page) return in_flight.count(key) == 0;
+    if (!page) {
+      auto filled = in_flight.find(key);
+      if (filled == in_flight.end()) break;
+      page = filled->second;
+      ++borrowed;
+    }
     pool->retain(*page);
     r.pages.push_back(*page);
     r.computed += kv_page_tokens;
@@ -66,7 +70,20 @@ bool engine::state::adopt_shared_pages(live_request& r, const std::set<page_key>
     }
     ++counters.shared_pages;
   }
-  return true;
+  return borrowed;
+}
+
+/// Undoes the plan of a step that failed: nothing was written into the pages that it was to fill.
+void engine::state::give_back(const std::vector<chunk>& chunks) {
+  for (const auto& [r, rows, borrowed] : chunks)
+    for (std::uint32_t i = 0; i < borrowed; ++i) {
+      r->computed -= kv_page_tokens;
+      auto page = r->pages.begin() + r->computed / kv_page_tokens;
+      pool->release(*page);
+      r->pages.erase(page);
+      r->promised += pool->promise(1) ? 1 : 0;
+      --counters.shared_pages;
+    }
 }
 
 /// Drops the KV of a running request; it waits at the front and is computed again.
@@ -102,21 +119,21 @@ bool engine::state::cover(live_request& r, std::uint32_t positions) {
 
 std::vector<engine::state::chunk> engine::state::plan_step() {
   std::vector<chunk> chunks;
-  std::set<page_key> in_flight;
+  page_table in_flight;
   auto budget = options.prefill_budget;
   for (auto i = running.begin(); i != running.end(); ++i) {
     auto& r = **i;
-    if (!adopt_shared_pages(r, in_flight)) continue;
+    auto borrowed = adopt_shared_pages(r, in_flight);
     auto left = static_cast<std::uint32_t>(r.tokens.size()) - r.computed;
     bool decodes = left == 1 && r.computed >= r.prompt_tokens;
     auto rows = decodes ? 1 : std::min(left, budget);
-    if (rows == 0) continue;
+    if (rows == 0 && borrowed == 0) continue;
     if (!cover(r, r.computed + rows)) break; // r was the last of the list and has left it
     if (!decodes) budget -= rows;
     for (auto page = r.computed / kv_page_tokens;
          (page + 1) * kv_page_tokens <= std::min(r.prompt_tokens, r.computed + rows); ++page)
-      in_flight.insert(key_of(r, page));
-    chunks.push_back({&r, rows});
+      in_flight.emplace(key_of(r, page), r.pages[page]);
+    chunks.push_back({&r, rows, borrowed});
   }
   return chunks;
 }

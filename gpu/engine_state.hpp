@@ -5,10 +5,12 @@
 
 #include <list>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 
 namespace adafloor {
+
+/// The page before (-1: none) and the tokens of a full prompt page.
+using shared_page_key = std::pair<std::int64_t, page_tokens>;
 
 /// A request anywhere between arrival and its end.
 struct live_request {
@@ -57,7 +59,7 @@ struct engine::state {
   mutable std::mutex digest_mutex; // guards digests
   std::map<std::string, std::uint64_t> digests;
 
-  std::unique_ptr<kv_pool> pool;
+  std::shared_ptr<kv_pool> pool; ///< page loans hold it, too
 
   std::list<live_request> requests; ///< in order of arrival
   std::unordered_map<request_id, std::list<live_request>::iterator> by_id;
@@ -78,10 +80,13 @@ struct engine::state {
   struct chunk {
     live_request* request = nullptr;
     std::uint32_t rows = 0;
+    std::uint32_t borrowed = 0; ///< pages just taken over that this very step fills
   };
+  using page_table = std::map<shared_page_key, page_index>;
   void admit();
   std::vector<chunk> plan_step();
-  bool adopt_shared_pages(live_request& r, const std::set<std::pair<std::int64_t, page_tokens>>&);
+  std::uint32_t adopt_shared_pages(live_request& r, const page_table& in_flight);
+  void give_back(const std::vector<chunk>& chunks);
   bool cover(live_request& r, std::uint32_t positions);
   void preempt(live_request& r);
   void publish_pages(const live_request& r, std::uint32_t before);
@@ -89,6 +94,13 @@ struct engine::state {
 
   // engine_step.cpp
   result<void> decode_step(step_output* out);
+
+  // engine_memory.cpp
+  std::uint64_t weight_bytes(std::size_t resident_experts) const;
+  std::uint32_t kv_room(std::size_t resident_experts) const;
+  result<void> check_budget() const;
+  result<void> make_room(std::size_t resident_experts) const;
+  void resize_kv();
 
   // engine.cpp
   void serve_owned();

@@ -17,6 +17,11 @@ bool wants_logits(const live_request& r, std::uint32_t position) {
   return position + 1 == r.tokens.size();
 }
 
+/// Is a token drawn after it?
+bool draws_token(const live_request& r, std::uint32_t position) {
+  return !r.stop && !r.forced && position + 1 == r.tokens.size();
+}
+
 /// Takes in one computed row: logits, score or new token. `wanted`: its number among the rows with
 /// logits.
 result<void> commit_row(live_request& r, std::uint32_t position, std::size_t wanted,
@@ -54,12 +59,16 @@ result<void> commit_row(live_request& r, std::uint32_t position, std::size_t wan
 result<void> engine::state::decode_step(step_output* out) {
   auto chunks = plan_step();
   std::vector<forward_row> rows;
-  for (const auto& [r, count] : chunks)
+  for (const auto& [r, count, borrowed] : chunks)
     for (auto p = r->computed; p < r->computed + count; ++p)
-      rows.push_back({r->tokens[p], p, r->pages.data(), wants_logits(*r, p)});
-  if (auto ok = device->run(rows, *pool); !ok) return ok;
+      rows.push_back({r->tokens[p], p, r->pages.data(), wants_logits(*r, p),
+                      draws_token(*r, p) ? &r->spec.sampling : nullptr, r->spec.random_key});
+  if (auto ok = device->run(rows, *pool); !ok) {
+    give_back(chunks);
+    return ok;
+  }
   std::size_t row = 0, with_logits = 0;
-  for (const auto& [r, count] : chunks) {
+  for (const auto& [r, count, borrowed] : chunks) {
     auto before = r->computed;
     for (std::uint32_t i = 0; i < count; ++i, ++row) {
       if (rows[row].wants_logits)
@@ -117,7 +126,7 @@ result<void> engine::start_rollout(communicator* group) {
 void engine::pass_exit(std::size_t from, std::size_t to) {
   state_->device->pass_exit(from, to);
 }
-result<time_point> engine::pass_restore(communicator* group) {
+result<device_pause> engine::pass_restore(communicator* group) {
   return state_->device->pass_restore(group);
 }
 

@@ -36,12 +36,13 @@ void append_header(std::vector<std::byte>& out, const step_header& h, std::uint6
 
 } // namespace
 
-expert_parallel::expert_parallel(const model_config& config)
+expert_parallel::expert_parallel(const model_config& config, expert_compute compute)
   : experts_(config.num_experts), top_(config.num_experts_per_tok), hidden_(config.hidden_size),
     stride_(round_up_lanes(config.hidden_size)),
     inner_(round_up_lanes(config.moe_intermediate_size)),
     renormalise_(config.norm_topk_prob), layout_{config.num_hidden_layers, config.hidden_size,
-                                                 config.moe_intermediate_size} {
+                                                 config.moe_intermediate_size},
+    compute_(std::move(compute)) {
   row_.assign(stride_, 0.0F);
 }
 
@@ -93,15 +94,13 @@ void expert_parallel::choose(const float* logits, std::size_t row) {
             [](const routed_pair& a, const routed_pair& b) { return a.expert < b.expert; });
 }
 
-void expert_parallel::route(const float* router, const float* h, std::size_t rows) {
-  auto shape = packed_shape_of(hidden_, experts_);
-  logits_.resize(rows * shape.columns());
-  probabilities_.resize(shape.columns());
+void expert_parallel::route(const float* logits, std::size_t rows) {
+  auto columns = round_up_lanes(experts_);
+  probabilities_.resize(columns);
   ranking_.resize(experts_);
   pairs_.resize(rows * top_);
-  kernels().gemm(h, stride_, rows, router, shape, logits_.data(), shape.columns());
   for (std::size_t r = 0; r < rows; ++r)
-    choose(logits_.data() + r * shape.columns(), r);
+    choose(logits + r * columns, r);
 }
 
 void expert_parallel::fill_frames(std::size_t layer, const float* h, std::size_t rows) {
@@ -238,10 +237,12 @@ void expert_parallel::run_expert(std::size_t layer, std::uint32_t expert, std::s
     std::memcpy(jobs_[first + i].out, outputs_.data() + i * down.columns(), hidden_bytes);
 }
 
-void expert_parallel::run_jobs(std::size_t layer) {
+result<void> expert_parallel::run_jobs(std::size_t layer) {
   constexpr std::size_t rows_at_once = 48;
   std::stable_sort(jobs_.begin(), jobs_.end(),
-                   [](const job& a, const job& b) { return a.expert < b.expert; });
+                   [](const expert_job& a, const expert_job& b) { return a.expert < b.expert; });
+  pairs_computed_ += jobs_.size();
+  if (compute_) return compute_(layer, jobs_);
   gathered_.resize(rows_at_once * stride_);
   gate_up_.resize(rows_at_once * layout_.gate_up().columns());
   activated_.resize(rows_at_once * inner_);
@@ -254,7 +255,7 @@ void expert_parallel::run_jobs(std::size_t layer) {
     run_expert(layer, expert, first, last - first);
     first = last;
   }
-  pairs_computed_ += jobs_.size();
+  return {};
 }
 
 result<void> expert_parallel::add_up(std::size_t rows, float* x) {
@@ -280,10 +281,18 @@ result<void> expert_parallel::add_up(std::size_t rows, float* x) {
 
 result<void> expert_parallel::layer(std::size_t index, const float* router, const float* h,
                                     std::size_t rows, float* x) {
+  auto shape = packed_shape_of(hidden_, experts_);
+  logits_.resize(rows * shape.columns());
+  if (rows > 0) kernels().gemm(h, stride_, rows, router, shape, logits_.data(), shape.columns());
+  return routed_layer(index, logits_.data(), h, rows, x);
+}
+
+result<void> expert_parallel::routed_layer(std::size_t index, const float* logits, const float* h,
+                                           std::size_t rows, float* x) {
   auto hidden_bytes = hidden_ * sizeof(float);
   pairs_.clear();
   jobs_.clear();
-  if (rows > 0) route(router, h, rows);
+  if (rows > 0) route(logits, rows);
   fill_frames(index, h, rows);
   if (step_.group) {
     if (auto ok = exchange(index, exchange_id::dispatch); !ok) return ok;
@@ -294,7 +303,7 @@ result<void> expert_parallel::layer(std::size_t index, const float* router, cons
     if (pairs_[i].member == self_index_)
       jobs_.push_back({pairs_[i].expert, reinterpret_cast<const std::byte*>(h + i / top_ * stride_),
                        local_[0].data() + pairs_[i].slot * hidden_bytes});
-  run_jobs(index);
+  if (auto ok = run_jobs(index); !ok) return ok;
   if (step_.group) {
     outgoing_[self_index_].clear();
     if (auto ok = exchange(index, exchange_id::combine); !ok) return ok;

@@ -12,6 +12,7 @@
 #include "gpu/kernels.hpp"
 
 #include <chrono>
+#include <functional>
 #include <vector>
 
 namespace adafloor {
@@ -25,9 +26,21 @@ struct step_group {
   const std::vector<expert_ptr>* experts = nullptr; ///< by expert; null where not owned
 };
 
+/// A (row, expert) pair to compute.
+struct expert_job {
+  std::uint32_t expert = 0;
+  const std::byte* row = nullptr; ///< hidden float32, any alignment
+  std::byte* out = nullptr;       ///< hidden float32, any alignment
+};
+
+/// Computes the jobs of a layer, which are in ascending order of expert.
+using expert_compute =
+    std::function<result<void>(std::size_t layer, const std::vector<expert_job>&)>;
+
 class expert_parallel {
 public:
-  explicit expert_parallel(const model_config& config);
+  /// `compute` unset: the experts are computed on this machine's CPU.
+  explicit expert_parallel(const model_config& config, expert_compute compute = {});
 
   /// Starts a step. Errors: bad_input when an expert's owner is not in the group.
   result<void> begin(const step_group& step);
@@ -35,6 +48,9 @@ public:
   /// packed. Every member calls it for every layer, with rows or without.
   result<void> layer(std::size_t index, const float* router, const float* h, std::size_t rows,
                      float* x);
+  /// The same with the router's logits at hand: [rows][padded experts].
+  result<void> routed_layer(std::size_t index, const float* logits, const float* h,
+                            std::size_t rows, float* x);
   /// Exchanges the headers alone (a dense model in a group).
   result<void> headers_only();
 
@@ -48,15 +64,9 @@ private:
     std::uint32_t expert = 0, member = 0, slot = 0; ///< slot: place in that member's frame
     float weight = 0;
   };
-  /// A (row, expert) pair to compute here.
-  struct job {
-    std::uint32_t expert = 0;
-    const std::byte* row = nullptr; ///< hidden float32, any alignment
-    std::byte* out = nullptr;       ///< hidden float32, any alignment
-  };
   using bytes = std::vector<std::byte>;
 
-  void route(const float* router, const float* h, std::size_t rows);
+  void route(const float* logits, std::size_t rows);
   void choose(const float* logits, std::size_t row);
   void fill_frames(std::size_t layer, const float* h, std::size_t rows);
   result<void> exchange(std::size_t layer, exchange_id::phase_kind phase);
@@ -64,7 +74,7 @@ private:
   result<void> accept_frame(std::size_t layer, std::size_t member, bytes_view frame);
   result<void> accept_header(std::size_t member, bytes_view* frame);
   tl::unexpected<error> broken(std::size_t member, const std::string& what) const;
-  void run_jobs(std::size_t layer);
+  result<void> run_jobs(std::size_t layer);
   void run_expert(std::size_t layer, std::uint32_t expert, std::size_t first, std::size_t count);
   result<void> add_up(std::size_t rows, float* x);
 
@@ -85,7 +95,8 @@ private:
   std::vector<std::uint32_t> sent_pairs_; ///< by member
   std::vector<bytes> outgoing_, local_;   ///< by member; local_[0]: outputs of own pairs
   std::vector<bytes_view> views_, incoming_;
-  std::vector<job> jobs_;
+  std::vector<expert_job> jobs_;
+  const expert_compute compute_;
 };
 
 } // namespace adafloor

@@ -8,7 +8,7 @@ namespace adafloor {
 
 namespace {
 
-constexpr std::uint64_t blob_magic = 0x31545045584641ULL; // "AFXEPT1"
+constexpr std::uint64_t blob_magic = 0x32545045584641ULL; // "AFXEPT2"
 
 } // namespace
 
@@ -31,7 +31,7 @@ result<expert_ptr> read_expert(const checkpoint& source, const model_config& con
                                std::map<std::string, std::uint64_t>* digests) {
   expert_layout layout{config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size};
   auto weights = std::make_shared<expert_weights>();
-  weights->floats.resize(layout.floats());
+  weights->floats = mapped_floats(layout.floats());
   auto half = packed_shape_of(layout.hidden, layout.intermediate).floats();
   const std::size_t offsets[3] = {0, half, 2 * half};
   std::size_t which = 0;
@@ -70,15 +70,35 @@ result<void> expert_store::replace(std::map<std::uint32_t, expert_ptr> experts,
   return {};
 }
 
-result<std::vector<std::uint32_t>> expert_store::prepare(const std::vector<std::uint32_t>& wanted) {
-  std::lock_guard lock(mutex_);
+std::vector<std::uint32_t>
+expert_store::missing_of(const std::vector<std::uint32_t>& wanted) const {
   std::vector<std::uint32_t> missing;
   for (auto expert : wanted)
     if (resident_.count(expert) == 0) missing.push_back(expert);
+  return missing;
+}
+
+std::size_t expert_store::count_after(const std::vector<std::uint32_t>& wanted) const {
   auto kept = resident_.size();
   for (auto expert : brought_)
     if (!std::binary_search(wanted.begin(), wanted.end(), expert)) --kept;
-  if (auto ok = check_slots(kept + missing.size()); !ok) return tl::unexpected(ok.error());
+  return kept + missing_of(wanted).size();
+}
+
+std::size_t expert_store::occupied() const {
+  std::lock_guard lock(mutex_);
+  return resident_.size() + reserved_.size();
+}
+
+std::size_t expert_store::occupied_after(const std::vector<std::uint32_t>& wanted) const {
+  std::lock_guard lock(mutex_);
+  return count_after(wanted);
+}
+
+result<std::vector<std::uint32_t>> expert_store::prepare(const std::vector<std::uint32_t>& wanted) {
+  std::lock_guard lock(mutex_);
+  auto missing = missing_of(wanted);
+  if (auto ok = check_slots(count_after(wanted)); !ok) return tl::unexpected(ok.error());
   for (auto i = brought_.begin(); i != brought_.end();) {
     bool stays = std::binary_search(wanted.begin(), wanted.end(), *i);
     if (!stays) resident_.erase(*i);
@@ -102,7 +122,7 @@ void expert_store::settle() {
   reserved_.clear();
 }
 
-result<byte_string> expert_store::export_blob(std::uint32_t expert) const {
+result<expert_loan> expert_store::lend(std::uint32_t expert) const {
   expert_ptr weights;
   weights_id version;
   {
@@ -114,29 +134,34 @@ result<byte_string> expert_store::export_blob(std::uint32_t expert) const {
     weights = i->second;
     version = version_;
   }
-  byte_writer blob;
-  auto bytes = weights->floats.size() * sizeof(float);
-  blob.reserve(bytes + 64);
-  blob.put(blob_magic);
-  blob.put(model_);
-  blob.put(version.value);
-  blob.put(expert);
-  blob.put<std::uint64_t>(weights->floats.size());
-  blob.put_bytes(weights->floats.data(), bytes);
-  return blob.seal();
+  const bytes_view bytes{reinterpret_cast<const std::byte*>(weights->floats.data()),
+                         weights->floats.size() * sizeof(float)};
+  byte_writer foot;
+  foot.put(blob_magic);
+  foot.put(model_);
+  foot.put(version.value);
+  foot.put(expert);
+  foot.put<std::uint64_t>(weights->floats.size());
+  foot.put(wide_digest64(bytes.data, bytes.size));
+  return expert_loan{bytes, foot.seal(), std::move(weights)};
 }
 
 result<void> expert_store::import_blob(bytes_view bytes) {
-  byte_reader blob(bytes);
-  if (!blob.unseal()) return bad_input("expert blob: checksum differs; send it again");
-  auto magic = blob.get<std::uint64_t>();
-  auto model = blob.get<std::uint64_t>();
-  weights_id version{blob.get<std::uint64_t>()};
-  auto expert = blob.get<std::uint32_t>();
-  auto floats = blob.get<std::uint64_t>();
-  if (!blob.ok() || magic != blob_magic || model != model_ || floats != layout_.floats()
-      || blob.left() != floats * sizeof(float))
+  const auto size = std::min<std::size_t>(bytes.size, layout_.floats() * sizeof(float));
+  byte_reader foot({bytes.data + size, bytes.size - size});
+  if (!foot.unseal()) return bad_input("expert blob: checksum differs; send it again");
+  auto magic = foot.get<std::uint64_t>();
+  auto model = foot.get<std::uint64_t>();
+  weights_id version{foot.get<std::uint64_t>()};
+  auto expert = foot.get<std::uint32_t>();
+  auto floats = foot.get<std::uint64_t>();
+  auto digest = foot.get<std::uint64_t>();
+  if (!foot.ok() || magic != blob_magic || model != model_ || floats != layout_.floats()
+      || foot.left() > 0)
     return bad_input("expert blob: is of another kind or model");
+  if (wide_digest64(bytes.data, size) != digest)
+    return bad_input("expert blob: checksum of expert " + std::to_string(expert)
+                     + " differs; send it again");
   {
     std::lock_guard lock(mutex_);
     if (version != version_)
@@ -144,8 +169,9 @@ result<void> expert_store::import_blob(bytes_view bytes) {
                        + ", this rank serves " + std::to_string(version_.value));
   }
   auto weights = std::make_shared<expert_weights>();
-  weights->floats.resize(floats);
-  std::memcpy(weights->floats.data(), blob.take(floats * sizeof(float)), floats * sizeof(float));
+  weights->floats = mapped_floats(floats);
+  weights->floats.populate(0, mapped_floats::rounded(floats));
+  std::memcpy(weights->floats.data(), bytes.data, size);
   return put(expert, std::move(weights));
 }
 

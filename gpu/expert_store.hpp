@@ -3,6 +3,7 @@
 // so it can be exported by any thread while steps read it.
 #include "gpu/engine.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/mapped_memory.hpp"
 #include "gpu/model_config.hpp"
 #include "gpu/safetensors.hpp"
 
@@ -23,10 +24,12 @@ struct expert_layout {
   packed_shape down() const { return packed_shape_of(intermediate, hidden); }
   std::size_t layer_floats() const { return gate_up().floats() + down().floats(); }
   std::size_t floats() const { return layers * layer_floats(); }
+  /// Memory of one expert, in whole pages of the system.
+  std::uint64_t bytes() const { return mapped_floats::rounded(floats()) * sizeof(float); }
 };
 
 struct expert_weights {
-  float_buffer floats;
+  mapped_floats floats;
   const float* gate_up(const expert_layout& l, std::size_t layer) const {
     return floats.data() + layer * l.layer_floats();
   }
@@ -56,6 +59,10 @@ public:
 
   /// Puts experts in without a reservation (load, update). Errors: refused (slots).
   result<void> replace(std::map<std::uint32_t, expert_ptr> experts, weights_id version);
+  /// Experts that hold memory: resident or reserved.
+  std::size_t occupied() const;
+  /// `occupied` after a successful `prepare(wanted)`; `wanted` ascending.
+  std::size_t occupied_after(const std::vector<std::uint32_t>& wanted) const;
   /// See engine::prepare_experts; `wanted` ascending.
   result<std::vector<std::uint32_t>> prepare(const std::vector<std::uint32_t>& wanted);
   /// Drops reservations and what came in for them.
@@ -63,7 +70,7 @@ public:
   /// What came in stays, further reservations end (after a switch of maps).
   void settle();
 
-  result<byte_string> export_blob(std::uint32_t expert) const;
+  result<expert_loan> lend(std::uint32_t expert) const;
   result<void> import_blob(bytes_view blob);
   result<void> put(std::uint32_t expert, expert_ptr weights);
 
@@ -75,6 +82,8 @@ public:
 
 private:
   result<void> check_slots(std::size_t wanted) const;
+  std::vector<std::uint32_t> missing_of(const std::vector<std::uint32_t>& wanted) const;
+  std::size_t count_after(const std::vector<std::uint32_t>& wanted) const;
 
   const expert_layout layout_;
   const std::uint64_t model_;

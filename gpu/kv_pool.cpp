@@ -5,7 +5,8 @@
 
 namespace adafloor {
 
-kv_pool::kv_pool(kv_layout layout, std::uint32_t capacity) : layout_(layout) {
+kv_pool::kv_pool(kv_layout layout, std::uint32_t capacity)
+  : layout_(layout), stride_(mapped_floats::rounded(layout.page_floats())) {
   usage_.capacity = capacity;
 }
 
@@ -20,7 +21,7 @@ result<void> kv_pool::set_capacity(std::uint32_t pages) {
   while (usage_.used + free_.size() > pages) {
     auto page = free_.back();
     free_.pop_back();
-    pages_[page].floats = float_buffer();
+    discard(page);
     empty_.push_back(page);
   }
   return {};
@@ -37,19 +38,30 @@ void kv_pool::withdraw(std::uint32_t pages) {
   usage_.promised -= pages;
 }
 
+void kv_pool::add_segment() {
+  auto& floats = segments_.emplace_back(segment_pages * stride_);
+  const auto first = static_cast<page_index>(pages_.size());
+  pages_.resize(pages_.size() + segment_pages);
+  for (std::uint32_t i = segment_pages; i-- > 0;) {
+    pages_[first + i].floats = floats.data() + i * stride_;
+    empty_.push_back(first + i);
+  }
+}
+
+void kv_pool::discard(page_index page) {
+  segments_[page / segment_pages].discard(page % segment_pages * stride_, stride_);
+}
+
 page_index kv_pool::take() {
   page_index page = 0;
   if (!free_.empty()) {
     page = free_.back();
     free_.pop_back();
   } else {
-    if (empty_.empty()) {
-      empty_.push_back(static_cast<page_index>(pages_.size()));
-      pages_.emplace_back();
-    }
+    if (empty_.empty()) add_segment();
     page = empty_.back();
     empty_.pop_back();
-    pages_[page].floats.assign(layout_.page_floats(), 0.0F);
+    segments_[page / segment_pages].populate(page % segment_pages * stride_, stride_);
   }
   pages_[page].references = 1;
   ++usage_.used;

@@ -1,8 +1,11 @@
 #pragma once
 // Paged key/value memory of one rank. A page holds kv_page_tokens positions in all layers. Pages
-// are counted, promised before they are needed, shared by reference, and never moved.
+// are counted, promised before they are needed, shared by reference, and never moved. A free page
+// keeps its memory while the capacity has room for it; what a smaller capacity leaves over goes
+// back to the operating system at once.
 #include "gpu/engine.hpp"
 #include "gpu/kernels.hpp"
+#include "gpu/mapped_memory.hpp"
 
 #include <array>
 #include <map>
@@ -32,6 +35,12 @@ public:
 
   const kv_layout& layout() const { return layout_; }
   kv_usage usage() const { return usage_; }
+  /// Memory of one page, in whole pages of the system.
+  std::uint64_t page_bytes() const { return stride_ * sizeof(float); }
+  /// Pages with memory behind them: used, or free and ready. At most the capacity.
+  std::uint32_t resident_pages() const {
+    return usage_.used + static_cast<std::uint32_t>(free_.size());
+  }
 
   /// Errors: refused when more than `pages` are used or promised; bad_input when 0.
   result<void> set_capacity(std::uint32_t pages);
@@ -50,11 +59,10 @@ public:
   std::uint32_t references(page_index page) const { return pages_[page].references; }
 
   float* block(page_index page, std::size_t layer, std::size_t kv_head) {
-    return pages_[page].floats.data()
-           + (layer * layout_.kv_heads + kv_head) * layout_.block_floats();
+    return pages_[page].floats + (layer * layout_.kv_heads + kv_head) * layout_.block_floats();
   }
-  float* data(page_index page) { return pages_[page].floats.data(); }
-  const float* data(page_index page) const { return pages_[page].floats.data(); }
+  float* data(page_index page) { return pages_[page].floats; }
+  const float* data(page_index page) const { return pages_[page].floats; }
 
   /// A full page that follows `parent` (nothing: it is the first) and holds these tokens.
   std::optional<page_index> find_shared(std::optional<page_index> parent,
@@ -67,15 +75,20 @@ private:
   static share_key key_of(std::optional<page_index> parent, const page_tokens& tokens);
 
   struct page_record {
-    float_buffer floats; ///< empty: no memory behind this index
+    float* floats = nullptr; ///< in its segment
     std::uint32_t references = 0;
     std::optional<share_key> key;
   };
 
   page_index take();
+  void add_segment();
+  void discard(page_index page);
 
+  static constexpr std::uint32_t segment_pages = 64;
   kv_layout layout_;
+  std::size_t stride_; ///< floats from page to page
   kv_usage usage_;
+  std::vector<mapped_floats> segments_; ///< addresses of segment_pages pages each
   std::vector<page_record> pages_;
   std::vector<page_index> free_;  ///< with memory
   std::vector<page_index> empty_; ///< without memory

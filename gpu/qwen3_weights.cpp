@@ -38,18 +38,29 @@ public:
     std::copy(flat.begin(), flat.end(), padded.begin());
     return padded;
   }
-  /// Matrices [n_i][k] stacked by output, packed once.
+  /// Matrices [n_i][k] stacked by output, packed; no second copy of a large one is made.
   float_buffer packed(const std::vector<std::pair<std::string, std::uint64_t>>& parts,
                       std::uint64_t k) {
-    std::vector<float> stacked;
+    std::uint64_t columns = 0;
+    for (const auto& [name, n] : parts)
+      columns += n;
+    float_buffer out(packed_shape_of(k, columns).floats());
+    std::vector<float> rest; // columns of a panel that is not full yet
+    std::uint64_t done = 0;
     for (const auto& [name, n] : parts) {
       auto part = values(name, {n, k});
-      stacked.insert(stacked.end(), part.begin(), part.end());
+      if (failed()) return {};
+      if (!rest.empty()) {
+        rest.insert(rest.end(), part.begin(), part.end());
+        part.swap(rest);
+        rest.clear();
+      }
+      const auto here = part.size() / k;
+      pack_weight(part.data(), here, k, out.data() + done * k);
+      const auto whole = here / lanes * lanes;
+      done += whole;
+      rest.assign(part.begin() + static_cast<std::ptrdiff_t>(whole * k), part.end());
     }
-    if (failed()) return {};
-    auto n = stacked.size() / k;
-    float_buffer out(packed_shape_of(k, n).floats());
-    pack_weight(stacked.data(), n, k, out.data());
     return out;
   }
   bool failed() const { return !error_.text.empty(); }

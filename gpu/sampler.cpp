@@ -1,55 +1,22 @@
 #include "gpu/sampler.hpp"
 
+#include "gpu/block.hpp"
 #include "gpu/kernels.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
 namespace adafloor {
 
-namespace {
-
-/// Natural logarithm of a positive normal double by the series of atanh, in one fixed order of
-/// operations, so that the bits do not depend on the machine's library. Error below 1e-15.
-double fixed_log(double x) {
-  std::uint64_t bits;
-  std::memcpy(&bits, &x, 8);
-  auto exponent = static_cast<int>((bits >> 52) & 0x7FF) - 1023;
-  bits = (bits & 0x000FFFFFFFFFFFFFULL) | 0x3FF0000000000000ULL;
-  double m;
-  std::memcpy(&m, &bits, 8);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++exponent;
-  }
-  double s = (m - 1.0) / (m + 1.0), square = s * s, sum = 0;
-  for (int k = 23; k >= 1; k -= 2)
-    sum = sum * square + 1.0 / k;
-  return exponent * 0.69314718055994531 + 2.0 * s * sum;
-}
-
-} // namespace
-
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> c,
                                     std::array<std::uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    std::uint64_t a = std::uint64_t{0xD2511F53} * c[0], b = std::uint64_t{0xCD9E8D57} * c[2];
-    c = {static_cast<std::uint32_t>(b >> 32) ^ c[1] ^ key[0], static_cast<std::uint32_t>(b),
-         static_cast<std::uint32_t>(a >> 32) ^ c[3] ^ key[1], static_cast<std::uint32_t>(a)};
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return c;
+  const auto r = philox_body({{c[0], c[1], c[2], c[3]}}, key[0], key[1]);
+  return {r.word[0], r.word[1], r.word[2], r.word[3]};
 }
 
 double uniform_at(std::uint64_t seed, std::uint64_t random_key, std::uint32_t position) {
-  auto r = philox(
-      {position, 0, static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)},
-      {static_cast<std::uint32_t>(random_key), static_cast<std::uint32_t>(random_key >> 32)});
-  std::uint64_t bits = (std::uint64_t{r[0]} << 32) | r[1];
-  return static_cast<double>(bits >> 11) * 0x1p-53;
+  return uniform_body(seed, random_key, position);
 }
 
 sampler::sampler(std::uint32_t vocabulary)
@@ -64,7 +31,7 @@ result<double> sampler::log_sum(const float* logits, float* top) {
     sum += std::isfinite(logits[i]) ? static_cast<double>(weights_[i]) : std::nan("");
   if (!std::isfinite(sum))
     return fail(error_code::internal, "a logit is not finite; the weights are damaged");
-  return fixed_log(sum);
+  return log_body(sum);
 }
 
 result<float> sampler::logprob(const float* logits, token_id token) {

@@ -90,7 +90,11 @@
   X(77, engine_receive_round)                                                                      \
   X(78, engine_receive_cancel)                                                                     \
   X(79, token_batch)                                                                               \
-  X(80, tokens_kept)
+  X(80, tokens_kept)                                                                               \
+  X(81, rank_quarantined)                                                                          \
+  X(82, decode_pace)                                                                               \
+  X(83, queue_policy)                                                                              \
+  X(84, lending_state)
 
 namespace adafloor {
 

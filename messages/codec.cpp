@@ -2,6 +2,8 @@
 
 #include <msgpack.hpp>
 
+#include <cstring>
+
 namespace msgpack {
 MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   namespace adaptor {
@@ -30,6 +32,26 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
   struct convert<adafloor::microseconds> {
     const msgpack::object& operator()(const msgpack::object& o, adafloor::microseconds& v) const {
       v = adafloor::microseconds{o.as<std::int64_t>()};
+      return o;
+    }
+  };
+  // Floats travel as their bytes: msgpack-c packs whole numbers as integers and so turns -0 into 0,
+  // but log-probabilities are compared bit by bit.
+  template <>
+  struct pack<std::vector<float>> {
+    template <class S>
+    packer<S>& operator()(packer<S>& o, const std::vector<float>& v) const {
+      const auto size = static_cast<std::uint32_t>(v.size() * sizeof(float));
+      o.pack_bin(size);
+      return o.pack_bin_body(reinterpret_cast<const char*>(v.data()), size);
+    }
+  };
+  template <>
+  struct convert<std::vector<float>> {
+    const msgpack::object& operator()(const msgpack::object& o, std::vector<float>& v) const {
+      if (o.type != type::BIN || o.via.bin.size % sizeof(float) != 0) throw type_error();
+      v.resize(o.via.bin.size / sizeof(float));
+      if (!v.empty()) std::memcpy(v.data(), o.via.bin.ptr, o.via.bin.size);
       return o;
     }
   };
@@ -91,7 +113,8 @@ std::string encode(const envelope& e) {
 std::optional<envelope> decode(std::string_view frame) noexcept {
   if (frame.empty() || frame.size() > frame_bytes_max) return {};
   try {
-    const msgpack::unpack_limit limit{frame_array_max, 0, frame_string_max, 0, 0, 8};
+    const msgpack::unpack_limit limit{
+        frame_array_max, 0, frame_string_max, frame_floats_max * sizeof(float), 0, 8};
     std::size_t used = 0;
     auto handle = msgpack::unpack(frame.data(), frame.size(), used, nullptr, nullptr, limit);
     const auto& o = handle.get();

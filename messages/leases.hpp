@@ -9,8 +9,9 @@ namespace adafloor {
 struct rank_available {
   rank_id rank;
   epoch_id epoch;
-  microseconds window{0}; ///< predicted time until the rank is needed again
-  FIELDS(rank_available, rank, epoch, window)
+  microseconds window{0};    ///< predicted time until the rank is needed again
+  std::uint32_t members = 0; ///< of that group
+  FIELDS(rank_available, rank, epoch, window, members)
 };
 
 /// planner -> broker: get every lease back. Answered by `leases_recalled` when that is done.
@@ -18,10 +19,38 @@ struct recall_leases {
   rollout_id rollout;
   FIELDS(recall_leases, rollout)
 };
+/// The end of `lease` could not be proven, so nobody else may use the device of `rank`.
+struct unreturned_lease {
+  rank_id rank;
+  lease_id lease;
+  std::string text; ///< what was waited for, or what came instead
+  FIELDS(unreturned_lease, rank, lease, text)
+};
 struct leases_recalled {
   rollout_id rollout;
-  std::vector<rank_id> unreturned; ///< their return could not be verified: never two users
+  std::vector<unreturned_lease> unreturned; ///< by rank
   FIELDS(leases_recalled, rollout, unreturned)
+};
+
+/// planner -> trainer: `rank` stays outside of the world until the job ends; what follows is done
+/// by the others.
+struct rank_quarantined {
+  rank_id rank;
+  lease_id lease;               ///< whose end could not be proven
+  std::uint32_t world_size = 0; ///< ranks that are left
+  std::string text;
+  FIELDS(rank_quarantined, rank, lease, world_size, text)
+};
+
+/// planner -> broker: the group of `members` ranks took `elapsed` for its last `steps` decode steps
+/// with `live` requests. From it the broker knows what leases cost the rollout.
+struct decode_pace {
+  epoch_id epoch;
+  std::uint32_t members = 0;
+  std::uint32_t live = 0;
+  std::uint32_t steps = 0;
+  microseconds elapsed{0};
+  FIELDS(decode_pace, epoch, members, live, steps, elapsed)
 };
 
 /// broker -> rank -> sidecar: run auxiliary work for `duration` from receipt. Resent until
@@ -71,12 +100,36 @@ struct lease_closed {
   FIELDS(lease_closed, lease)
 };
 
-/// One piece of auxiliary work: answer a prompt.
+/// What a unit asks for: an answer to a prompt; the log-probabilities of a response that exists; a
+/// command of the operating system.
+enum class work_kind : std::uint8_t { generate = 1, score = 2, exec = 3 };
+constexpr work_kind enum_max(work_kind) {
+  return work_kind::exec;
+}
+const char* name_of(work_kind);
+
+/// One piece of auxiliary work.
 struct work_unit {
-  std::uint64_t unit = 0; ///< unique in the queue; results are keyed by it
+  std::uint64_t unit = 0; ///< unique in the job; results are keyed by it
   std::vector<token_id> prompt;
   std::uint32_t max_tokens = 0;
-  FIELDS(work_unit, unit, prompt, max_tokens)
+  std::uint32_t queue = 0; ///< it belongs to; see `queue_policy`
+  work_kind kind = work_kind::generate;
+  std::vector<token_id> response{};   ///< score: what follows the prompt
+  std::string model{};                ///< folder; of exec: empty
+  std::vector<std::string> command{}; ///< exec: program and arguments
+  FIELDS(work_unit, unit, prompt, max_tokens, queue, kind, response, model, command)
+};
+
+/// trainer -> broker: how a queue is served; a queue that was not told of has the values here. What
+/// is guessed holds until it was measured.
+struct queue_policy {
+  std::uint32_t queue = 0;
+  std::uint32_t priority = 0;     ///< queues of a higher one go first
+  std::uint32_t weight = 1;       ///< share of the lease time among queues of one priority
+  microseconds start_up_guess{0}; ///< from grant to work that runs
+  microseconds unit_guess{0};     ///< per unit
+  FIELDS(queue_policy, queue, priority, weight, start_up_guess, unit_guess)
 };
 
 /// trainer -> broker: more work for the queue. Units already known are ignored.
@@ -104,7 +157,10 @@ struct work_result {
   lease_id lease;
   std::uint64_t unit = 0;
   std::vector<token_id> tokens;
-  FIELDS(work_result, lease, unit, tokens)
+  std::vector<float> logprobs{}; ///< generate, score: one for each token of the response
+  std::int32_t exit_code = 0;    ///< exec; 128 + number where a signal ended it
+  std::string text{};            ///< exec: end of its output; else why the unit has no answer
+  FIELDS(work_result, lease, unit, tokens, logprobs, exit_code, text)
 };
 
 /// recorder -> broker -> sidecar: the result is durable, once.
@@ -135,16 +191,33 @@ struct worker_stopped {
   FIELDS(worker_stopped, lease, forced, clean)
 };
 
-/// broker -> trainer: for the report.
+/// broker -> trainer: for the report. Times by the broker's clock.
 struct lease_record {
   lease_id lease;
   rank_id rank;
+  std::uint32_t queue = 0;
+  microseconds window{0}; ///< predicted when it was granted
   microseconds granted_at{0};
+  microseconds working_at{0}; ///< start-up is over; zero if no result came
   microseconds revoked_at{0}; ///< zero if it ended by itself
   microseconds returned_at{0};
   bool forced = false;
+  bool clean = true; ///< false: the rank is not lent and not used again
   std::uint32_t units_done = 0;
-  FIELDS(lease_record, lease, rank, granted_at, revoked_at, returned_at, forced, units_done)
+  std::uint64_t tokens = 0; ///< in the results
+  FIELDS(lease_record, lease, rank, queue, window, granted_at, working_at, revoked_at, returned_at,
+         forced, clean, units_done, tokens)
+};
+
+/// broker -> trainer, with every answer to `recall_leases`: what leases cost the rollouts so far.
+struct lending_state {
+  std::uint64_t steps_lent = 0;  ///< measured decode steps while ranks were lent
+  std::uint64_t steps_alone = 0; ///< while none was
+  std::int32_t slowdown_ppm = 0; ///< of the former against the latter, at equal group and load
+  bool limited = false;          ///< by `ranks_max`, because of the slow-down
+  std::uint32_t ranks_max = 0;   ///< that may be lent at once from now on
+  std::uint32_t cuts = 0;        ///< of `ranks_max`
+  FIELDS(lending_state, steps_lent, steps_alone, slowdown_ppm, limited, ranks_max, cuts)
 };
 
 } // namespace adafloor

@@ -59,6 +59,18 @@ const char* name_of(residency_kind x) {
   return x == residency_kind::planned ? "planned" : "natural";
 }
 
+const char* name_of(work_kind x) {
+  switch (x) {
+  case work_kind::generate:
+    return "generate";
+  case work_kind::score:
+    return "score";
+  case work_kind::exec:
+    return "exec";
+  }
+  return "unknown";
+}
+
 const char* name_of(migrate_kind x) {
   switch (x) {
   case migrate_kind::off:

@@ -5,19 +5,27 @@
 namespace adafloor {
 
 /// trainer -> planner -> rank -> engine: load policy `version` from the folder `source`. Refused
-/// while a rollout or another update runs. Resent until answered.
+/// while a rollout or another update runs. Resent until answered. `tensors` and `digest`: what all
+/// ranks together must hold afterwards, every tensor once; tensors 0: not known, then the ranks are
+/// only compared with each other.
 struct update_weights {
   weights_id version;
   std::string source;
-  FIELDS(update_weights, version, source)
+  std::uint32_t tensors = 0;
+  std::uint64_t digest = 0; ///< sum of the tensors' digests, modulo 2^64
+  FIELDS(update_weights, version, source, tensors, digest)
 };
 
-/// engine -> rank -> planner -> trainer: `version` is loaded and verified.
+/// engine -> rank -> planner: `version` is loaded. planner -> trainer: it is verified, too: the
+/// dense tensors are equal on all ranks, and with the experts of all ranks they are what was asked
+/// for. To the trainer the expert figures are those of all ranks together.
 struct weights_updated {
   weights_id version;
-  std::uint32_t tensors = 0;
-  std::uint64_t digest = 0; ///< over the names and bytes of the dense tensors, equal on all ranks
-  FIELDS(weights_updated, version, tensors, digest)
+  std::uint32_t tensors = 0;        ///< dense ones
+  std::uint64_t digest = 0;         ///< sum of their digests, each over name, type, shape and bytes
+  std::uint32_t expert_tensors = 0; ///< of the experts that this rank owns
+  std::uint64_t expert_digest = 0;  ///< likewise
+  FIELDS(weights_updated, version, tensors, digest, expert_tensors, expert_digest)
 };
 
 /// engine -> rank -> planner -> trainer: the old version stays.

@@ -105,7 +105,7 @@ private:
       return {};
     }
     if (key == "notes") {
-      costs_.notes += (costs_.notes.empty() ? "" : " ") + std::string{value};
+      if (!value.empty()) costs_.notes += (costs_.notes.empty() ? "" : " ") + std::string{value};
       return {};
     }
     for (const auto& known : scalar_keys) {

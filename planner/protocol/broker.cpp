@@ -1,19 +1,8 @@
-#include "planner/protocol/broker.hpp"
-
-#include <algorithm>
+#include "planner/protocol/broker_parts.hpp"
 
 namespace adafloor {
+namespace broker_parts {
 namespace {
-
-using lease_phase = broker_machine::lease_phase;
-using lease_state = broker_machine::lease_state;
-using rank_state = broker_machine::rank_state;
-using unit_state = broker_machine::unit_state;
-using unit_entry = broker_machine::unit_entry;
-
-address local(const broker_machine& m, role_kind role) {
-  return role_at(m.config.self, role);
-}
 
 void send_grant(broker_machine& m, rank_id rank, lease_state& l, time_point now, effects& out) {
   l.sent_at = now;
@@ -26,16 +15,118 @@ void send_revoke(broker_machine& m, rank_id rank, lease_state& l, time_point now
   post(m.who, role_at(rank, role_kind::rank), lease_revoke{l.id, m.config.grace}, out);
 }
 
-/// Lends every free rank as long as there is work.
+/// Leases that run or end; with `offered`, those that may begin, too.
+std::uint32_t count_leases(const broker_machine& m, bool offered) {
+  std::uint32_t count = 0;
+  for (const auto& [rank, r] : m.ranks)
+    count += r.lease && (offered || r.lease->phase != lease_phase::offered) ? 1 : 0;
+  return count;
+}
+
+/// Free ranks, the one with the longest window first.
+std::vector<std::pair<microseconds, rank_id>> free_ranks(const broker_machine& m, time_point now) {
+  std::vector<std::pair<microseconds, rank_id>> free;
+  for (const auto& [rank, r] : m.ranks)
+    if (r.available && !r.lease && !r.unreturned) free.emplace_back(-left_of(r, now), rank);
+  std::sort(free.begin(), free.end());
+  return free;
+}
+
+/// Told in the order of the slowest expected stop, all at once: they stop at the same time, so the
+/// last of them, which the restoration waits for, has the earliest start.
+void revoke_all(broker_machine& m, time_point now, effects& out) {
+  std::vector<std::pair<microseconds, rank_id>> order;
+  for (const auto& [rank, r] : m.ranks)
+    if (r.lease) order.emplace_back(-m.queues.at(r.lease->queue).stop.value, rank);
+  std::sort(order.begin(), order.end());
+  for (const auto& [stop, rank] : order)
+    revoke(m, rank, *m.ranks.at(rank).lease, now, out);
+}
+
+/// The newest leases have the least to lose.
+void revoke_beyond(broker_machine& m, std::uint32_t most, time_point now, effects& out) {
+  std::vector<std::pair<std::uint32_t, rank_id>> order;
+  for (const auto& [rank, r] : m.ranks)
+    if (r.lease && r.lease->phase != lease_phase::revoking)
+      order.emplace_back(r.lease->id.counter, rank);
+  std::sort(order.begin(), order.end());
+  for (std::size_t i = most; i < order.size(); ++i)
+    revoke(m, order[i].second, *m.ranks.at(order[i].second).lease, now, out);
+}
+
+/// `record`: whether the lease ever ran.
+void end_lease(broker_machine& m, rank_id rank, rank_state& r, bool record, bool forced,
+               time_point now, effects& out) {
+  auto& l = *r.lease;
+  close_account(m, l, now);
+  requeue(m, l);
+  lease_record told;
+  told.lease = l.id;
+  told.rank = rank;
+  told.queue = l.queue;
+  told.window = l.window;
+  told.granted_at = l.granted_at;
+  told.working_at = l.working_at;
+  told.revoked_at = l.revoked_at;
+  told.returned_at = now.time_since_epoch();
+  told.forced = forced;
+  told.clean = !r.unreturned;
+  told.units_done = l.units_done;
+  told.tokens = l.tokens;
+  if (record) post(m.who, local(m, role_kind::trainer), std::move(told), out);
+  r.lease.reset();
+}
+
+lending_state lending_of(const broker_machine& m) {
+  lending_state told;
+  told.steps_lent = m.pace.steps_lent;
+  told.steps_alone = m.pace.steps_alone;
+  told.slowdown_ppm = static_cast<std::int32_t>(slowdown(m.pace).value_or(0) * 1e6);
+  told.limited = m.pace.ranks_max.has_value();
+  told.ranks_max = m.pace.ranks_max.value_or(0);
+  told.cuts = m.pace.cuts;
+  return told;
+}
+
+void answer_recall_if_done(broker_machine& m, effects& out) {
+  if (!m.recall) return;
+  std::vector<unreturned_lease> unreturned;
+  for (const auto& [rank, r] : m.ranks) {
+    if (r.unreturned)
+      unreturned.push_back({rank, r.last_lease, r.why});
+    else if (r.lease)
+      return;
+  }
+  post(m.who, local(m, role_kind::trainer), lending_of(m), out);
+  post(m.who, local(m, role_kind::planner), leases_recalled{*m.recall, std::move(unreturned)}, out);
+  m.recall.reset();
+}
+
+} // namespace
+
+rank_state* holder(broker_machine& m, rank_id rank, lease_id id) {
+  const auto found = m.ranks.find(rank);
+  if (found != m.ranks.end() && found->second.lease && found->second.lease->id == id)
+    return &found->second;
+  ++m.drops.stale_lease;
+  return nullptr;
+}
+
 void offer(broker_machine& m, time_point now, effects& out) {
-  if (m.recalled) return;
-  for (auto& [rank, r] : m.ranks) {
-    if (m.waiting.empty()) return;
-    if (!r.available || r.lease || r.unreturned) continue;
-    r.lease.emplace();
-    r.lease->id = lease_id{r.epoch, ++m.lease_counter};
-    r.lease->granted_at = now.time_since_epoch();
-    send_grant(m, rank, *r.lease, now, out);
+  if (m.recalled || measuring(m.pace, now)) return;
+  for (const auto& [left, rank] : free_ranks(m, now)) {
+    if (m.pace.ranks_max && count_leases(m, true) >= *m.pace.ranks_max) return;
+    auto& r = m.ranks.at(rank);
+    const auto* queue = choose_queue(m, r, now);
+    if (!queue) continue;
+    auto& l = r.lease.emplace();
+    l.id = r.last_lease = lease_id{r.epoch, ++m.lease_counter};
+    l.queue = queue->policy.queue;
+    l.window = left_of(r, now);
+    l.granted_at = now.time_since_epoch();
+    l.progress_at = now;
+    open_account(m, l);
+    send_grant(m, rank, l, now, out);
   }
 }
 
@@ -51,73 +142,35 @@ void note_accepted(lease_state& l, time_point now) {
   if (l.phase != lease_phase::offered) return;
   l.phase = lease_phase::granted;
   l.granted_at = now.time_since_epoch();
-  l.renewed_at = now;
+  l.renewed_at = l.progress_at = now;
 }
 
-/// Units that the lease took and did not answer go back to the queue.
-void requeue(broker_machine& m, lease_state& l) {
-  for (auto number : l.taken) {
-    auto& unit = m.units[number];
-    if (unit.state != unit_state::taken || !(unit.lease == l.id)) continue;
-    unit.state = unit_state::waiting;
-    m.waiting.insert(number);
-  }
-  l.taken.clear();
-}
-
-/// `record`: whether the lease ever ran.
-void end_lease(broker_machine& m, rank_id rank, rank_state& r, bool record, bool forced,
-               time_point now, effects& out) {
-  auto& l = *r.lease;
-  requeue(m, l);
-  if (record)
-    post(m.who, local(m, role_kind::trainer),
-         lease_record{l.id, rank, l.granted_at, l.revoked_at, now.time_since_epoch(), forced,
-                      l.units_done},
-         out);
-  r.lease.reset();
-}
-
-void answer_recall_if_done(broker_machine& m, effects& out) {
-  if (!m.recall) return;
-  std::vector<rank_id> unreturned;
-  for (const auto& [rank, r] : m.ranks) {
-    if (r.unreturned)
-      unreturned.push_back(rank);
-    else if (r.lease)
-      return;
-  }
-  post(m.who, local(m, role_kind::planner), leases_recalled{*m.recall, std::move(unreturned)}, out);
-  m.recall.reset();
-}
-
-/// The state of the rank if `id` is its lease; counts the message if not.
-rank_state* holder(broker_machine& m, rank_id rank, lease_id id) {
-  const auto found = m.ranks.find(rank);
-  if (found != m.ranks.end() && found->second.lease && found->second.lease->id == id)
-    return &found->second;
-  ++m.drops.stale_lease;
-  return nullptr;
-}
+namespace {
 
 void handle(broker_machine& m, const envelope&, const rank_available& news, time_point now,
             effects& out) {
   m.recalled = false;
   m.who.stamp.epoch = std::max(m.who.stamp.epoch, news.epoch);
   auto& r = m.ranks[news.rank];
+  const bool is_new = !r.available || r.epoch != news.epoch;
   r.epoch = news.epoch;
-  r.available = news.window >= m.config.window_min;
+  r.available = true;
+  r.told_at = now;
+  r.window = news.window;
+  // A pause must not make the window too short to be lent.
+  const auto spare = news.window - m.config.window_min;
+  if (is_new) note_stage(m.pace, news.members, spare, now);
   offer(m, now, out);
+  if (is_new) fade_estimates(m, r, now);
 }
 
 void handle(broker_machine& m, const envelope&, const recall_leases& order, time_point now,
             effects& out) {
   m.recall = order.rollout;
   m.recalled = true;
-  for (auto& [rank, r] : m.ranks) {
+  for (auto& [rank, r] : m.ranks)
     r.available = false;
-    if (r.lease) revoke(m, rank, *r.lease, now, out);
-  }
+  revoke_all(m, now, out);
   answer_recall_if_done(m, out);
 }
 
@@ -126,23 +179,23 @@ void handle(broker_machine& m, const envelope&, const member_lost& news, time_po
   auto& r = m.ranks[news.rank];
   r.available = false;
   r.unreturned = true;
+  r.why = news.reason;
   if (r.lease) end_lease(m, news.rank, r, r.lease->phase != lease_phase::offered, true, now, out);
   offer(m, now, out);
   answer_recall_if_done(m, out);
 }
 
+void handle(broker_machine& m, const envelope&, const decode_pace& pace, time_point now, effects&) {
+  note_pace(m.pace, pace, now);
+}
+
+void handle(broker_machine& m, const envelope&, const queue_policy& policy, time_point, effects&) {
+  hear_policy(m, policy);
+}
+
 void handle(broker_machine& m, const envelope&, const queue_work& more, time_point now,
             effects& out) {
-  for (const auto& work : more.units) {
-    if (m.units.count(work.unit)) continue;
-    if (m.units.size() >= m.config.queue_max) {
-      ++m.units_refused;
-      continue;
-    }
-    m.units[work.unit].work = work;
-    m.waiting.insert(work.unit);
-  }
-  offer(m, now, out);
+  hear_work(m, more, now, out);
 }
 
 void handle(broker_machine& m, const envelope& in, const lease_accepted& yes, time_point now,
@@ -166,6 +219,7 @@ void handle(broker_machine& m, const envelope& in, const lease_returned& report,
   auto* r = holder(m, in.from.rank, report.lease);
   if (!r) return;
   r->unreturned = !report.clean;
+  r->why = "its work was killed, but is not known to be gone";
   r->available = r->available && report.clean;
   const bool ran = r->lease->phase != lease_phase::offered || report.units_done > 0;
   end_lease(m, in.from.rank, *r, ran, report.forced, now, out);
@@ -175,79 +229,26 @@ void handle(broker_machine& m, const envelope& in, const lease_returned& report,
 
 void handle(broker_machine& m, const envelope& in, const take_work& ask, time_point now,
             effects& out) {
-  auto* r = holder(m, in.from.rank, ask.lease);
-  if (!r || ask.batch < r->lease->batch) return;
-  auto& l = *r->lease;
-  note_accepted(l, now);
-  const bool repeated = ask.batch == l.batch;
-  work_units answer{ask.lease, ask.batch, {}};
-  if (!repeated) {
-    l.batch = ask.batch;
-    l.batch_units.clear();
-    const auto most = std::min(ask.count, m.config.take_max);
-    while (l.phase == lease_phase::granted && l.batch_units.size() < most && !m.waiting.empty()) {
-      const auto number = *m.waiting.begin();
-      m.waiting.erase(m.waiting.begin());
-      m.units[number].state = unit_state::taken;
-      m.units[number].lease = l.id;
-      l.taken.insert(number);
-      l.batch_units.push_back(number);
-    }
-  }
-  for (auto number : l.batch_units)
-    if (const auto& unit = m.units[number];
-        unit.state == unit_state::taken && unit.lease == ask.lease)
-      answer.units.push_back(unit.work);
-  post(m.who, in.from, std::move(answer), out);
-  if (l.taken.empty() && m.waiting.empty()) revoke(m, in.from.rank, l, now, out);
+  hear_take(m, in, ask, now, out);
 }
 
-void handle(broker_machine& m, const envelope& in, const work_result& done, time_point,
+void handle(broker_machine& m, const envelope& in, const work_result& done, time_point now,
             effects& out) {
-  auto* r = holder(m, in.from.rank, done.lease);
-  const auto found = m.units.find(done.unit);
-  if (!r) return;
-  if (found == m.units.end()) {
-    ++m.drops.unexpected;
-    return;
-  }
-  auto& unit = found->second;
-  const bool ours = unit.lease == done.lease;
-  r->lease->taken.erase(done.unit);
-  if (unit.state == unit_state::storing) return;
-  if (unit.state == unit_state::kept) {
-    if (!ours) ++m.duplicates;
-    return post(m.who, in.from, work_kept{done.lease, done.unit}, out);
-  }
-  m.waiting.erase(done.unit);
-  unit.state = unit_state::storing;
-  unit.lease = done.lease;
-  ++r->lease->units_done;
-  post(m.who, local(m, role_kind::recorder), done, out);
+  hear_result(m, in, done, now, out);
 }
 
 void handle(broker_machine& m, const envelope&, const work_kept& kept, time_point, effects& out) {
-  const auto found = m.units.find(kept.unit);
-  if (found == m.units.end() || found->second.state != unit_state::storing) {
-    ++m.drops.unexpected;
-    return;
-  }
-  auto& unit = found->second;
-  unit.state = unit_state::kept;
-  unit.work.prompt = {};
-  for (const auto& [rank, r] : m.ranks)
-    if (r.lease && r.lease->id == unit.lease)
-      post(m.who, role_at(rank, role_kind::sidecar), work_kept{unit.lease, kept.unit}, out);
+  hear_kept(m, kept, out);
 }
 
 /// The only role that may say M to the broker; `engine` for messages that nobody says to it.
 template <class M>
 constexpr role_kind speaker_of() {
-  if constexpr (one_of<M, rank_available, recall_leases>)
+  if constexpr (one_of<M, rank_available, recall_leases, decode_pace>)
     return role_kind::planner;
   else if constexpr (one_of<M, member_lost>)
     return role_kind::membership;
-  else if constexpr (one_of<M, queue_work>)
+  else if constexpr (one_of<M, queue_work, queue_policy>)
     return role_kind::trainer;
   else if constexpr (one_of<M, work_kept>)
     return role_kind::recorder;
@@ -286,6 +287,8 @@ void tick_lease(broker_machine& m, rank_id rank, rank_state& r, time_point now, 
   case lease_phase::revoking:
     if (!r.unreturned && now - l.revoked_since > c.grace + c.return_margin) {
       r.unreturned = true;
+      r.why = "it did not return within "
+              + std::to_string((c.grace + c.return_margin).count() / 1000) + " ms";
       r.available = false;
       requeue(m, l);
     }
@@ -295,13 +298,23 @@ void tick_lease(broker_machine& m, rank_id rank, rank_state& r, time_point now, 
 }
 
 } // namespace
+} // namespace broker_parts
 
 broker_machine::broker_machine(broker_config c, term_id term) : config(c) {
   who.self = role_at(c.self, role_kind::broker);
   who.stamp.term = term;
+  pace.config = c.pace;
+}
+
+std::size_t broker_machine::units_waiting() const {
+  std::size_t count = 0;
+  for (const auto& [number, q] : queues)
+    count += q.waiting.size();
+  return count;
 }
 
 void step(broker_machine& m, const envelope& in, time_point now, effects& out) {
+  using namespace broker_parts;
   std::visit(
       [&](const auto& body) {
         using M = std::decay_t<decltype(body)>;
@@ -311,15 +324,20 @@ void step(broker_machine& m, const envelope& in, time_point now, effects& out) {
           handle(m, in, body, now, out);
       },
       in.body);
+  note_lent(m.pace, count_leases(m, false), now);
 }
 
 void tick(broker_machine& m, time_point now, effects& out) {
+  using namespace broker_parts;
   const auto missed = m.own_pause.missed(now);
   for (auto& [rank, r] : m.ranks) {
     if (!r.lease) continue;
     r.lease->revoked_since += missed;
     tick_lease(m, rank, r, now, out);
   }
+  const auto lent = count_leases(m, false);
+  note_lent(m.pace, lent, now);
+  if (adapt(m.pace, lent, now)) revoke_beyond(m, *m.pace.ranks_max, now, out);
   offer(m, now, out);
   answer_recall_if_done(m, out);
 }

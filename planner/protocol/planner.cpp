@@ -50,6 +50,8 @@ void hear_rank(planner_machine& m, const envelope& in, time_point now, effects& 
           hear_started(m, rank, body, now, out);
         else if constexpr (std::is_same_v<M, response>)
           hear_response(m, rank, body, now, out);
+        else if constexpr (std::is_same_v<M, token_batch>)
+          hear_tokens(m, in, body, out);
         else if constexpr (std::is_same_v<M, rank_progress>)
           hear_progress(m, rank, body, now, out);
         else if constexpr (std::is_same_v<M, request_moved>)
@@ -68,11 +70,18 @@ void hear_rank(planner_machine& m, const envelope& in, time_point now, effects& 
       in.body);
 }
 
+/// In quarantine, and not part of the running rollout any more.
+bool is_outside(const planner_machine& m, rank_id rank) {
+  return m.quarantine.count(rank) && !(m.rollout && m.rollout->ranks.count(rank));
+}
+
 bool passes_fence(planner_machine& m, const envelope& in) {
   if (in.from.rank.value >= m.config.world_size) return ++m.drops.unexpected, false;
   if (!m.incarnations.accepts(in.from.rank, in.incarnation))
     return ++m.drops.stale_incarnation, false;
   if (in.stamp.term != m.who.stamp.term) return ++m.drops.stale_term, false;
+  if (is_outside(m, in.from.rank) && !std::get_if<stopped>(&in.body))
+    return ++m.drops.unexpected, false;
   return true;
 }
 
@@ -89,6 +98,9 @@ void hear_local(planner_machine& m, const envelope& in, time_point now, effects&
   else if (const auto* kept = std::get_if<response_kept>(&in.body);
            kept && is_from(role_kind::recorder))
     hear_kept(m, *kept, now, out);
+  else if (const auto* logged = std::get_if<tokens_kept>(&in.body);
+           logged && is_from(role_kind::recorder))
+    hear_tokens_kept(m, *logged, out);
   else if (const auto* back = std::get_if<leases_recalled>(&in.body);
            back && is_from(role_kind::broker))
     hear_recalled(m, *back, now, out);
@@ -96,6 +108,7 @@ void hear_local(planner_machine& m, const envelope& in, time_point now, effects&
            lost && is_from(role_kind::membership)) {
     m.lost.insert(lost->rank);
     hear_stopped(m, lost->rank, out);
+    if (is_outside(m, lost->rank)) return;
     fail_world(m, "rank " + std::to_string(lost->rank.value) + " is lost: " + lost->reason, true,
                out);
   } else

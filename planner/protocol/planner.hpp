@@ -31,16 +31,26 @@ struct planner_config {
   std::uint32_t part_requests_max = 64;  ///< requests in one admit_requests
   std::uint32_t part_window = 4;         ///< unacknowledged parts per rank
   std::uint32_t requests_max = 1u << 16; ///< of a rollout
+  std::uint32_t pace_steps = 4;          ///< decode steps that one decode_pace covers
+  /// Members tell their progress after every step in which time passes, and none passes while a
+  /// response is unacknowledged (emulated ranks). Then an exit is decided only on what all members
+  /// told of the same step, and the last response is acknowledged when that decision is through.
+  bool lockstep = false;
+  microseconds lockstep_max{5'000'000}; ///< to hear of the same step from all members
   /// What exits are weighed with: costs, the limits of a rank, lambda, seed. World, experts and
   /// what is each rollout's own (policy, residency, migration, pool, cap) are filled in.
   plan_options weighing;
 };
 
-/// Local addresses used: recorder (takes `response`, answers `response_kept`), broker, trainer.
+/// Local addresses used: recorder (takes `response`, answers `response_kept`; takes `token_batch`,
+/// each once and in order of its rank, answers `tokens_kept`), broker, trainer.
 /// The trainer's messages: begin_rollout -> rollout_done or rollout_failed, before it one
 /// rollout_report per rank, its `from` being that rank, and one request_moved per move that ended,
-/// from the rank that gave the request away; update_weights -> weights_updated or
-/// weights_refused; stop -> stopped, when all ranks have stopped or stop_max has passed.
+/// from the rank that gave the request away; rank_quarantined when a rank cannot come back, after
+/// which the others go on: requests that are to start there go to the least loaded of them, larger
+/// exits are left out, and there is no report of it in later rollouts; update_weights ->
+/// weights_updated or weights_refused; stop -> stopped, when all ranks have stopped or stop_max has
+/// passed.
 struct planner_machine {
   enum class phase : std::uint8_t {
     idle,
@@ -81,6 +91,8 @@ struct planner_machine {
     std::uint32_t requests = 0;     ///< whose home it is; changes when one moves
     std::uint32_t received = 0;     ///< responses, durable or being stored
     std::deque<request_id> waiting; ///< for one of its `max_num_seqs` places, in order
+    std::uint64_t tokens_taken = 0; ///< batches up to this one went to the recorder
+    std::uint64_t tokens_kept = 0;  ///< batches up to this one are in the log
     rank_progress progress;         ///< the newest by step
     time_point sent_at;             ///< of start_rollout or end_rollout
     bool finished() const;          ///< nothing left to generate
@@ -101,6 +113,8 @@ struct planner_machine {
     std::map<rank_id, rank_part> ranks;
     std::map<request_id, open_move> moves;
     std::size_t kept = 0;
+    std::optional<request_id> held; ///< lockstep: kept, not acknowledged yet
+    time_point held_at;
     decision_part decision;
     std::uint32_t predicted_tail = 0;
     microseconds began_at{0};
@@ -110,6 +124,10 @@ struct planner_machine {
     std::uint32_t aborted_transitions = 0;
     std::uint32_t attempts = 0; ///< of the transition that is due
     std::optional<time_point> retry_at;
+    std::map<rank_id, epoch_id> freed; ///< ranks outside of the group, by the epoch without them
+    decode_pace pace;                  ///< since the last one that the broker was told
+    std::uint64_t pace_step = 0;
+    time_point pace_began_at;
   };
   struct weights_part {
     update_weights order;
@@ -130,7 +148,8 @@ struct planner_machine {
   drop_counts drops;
   phase now_in = phase::idle;
   time_point phase_began_at;
-  std::vector<rank_id> world;   ///< all ranks, ascending
+  std::vector<rank_id> world;   ///< all ranks but those in quarantine, ascending
+  std::set<rank_id> quarantine; ///< the end of a lease of theirs could not be proven
   std::vector<rank_id> members; ///< of the newest committed epoch
   std::vector<rank_id> owners;  ///< expert map of it
   epoch_id highest_epoch;       ///< ever proposed, aborted ones included

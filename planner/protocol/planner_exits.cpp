@@ -106,7 +106,8 @@ void take_rules(planner_machine& m, const begin_rollout& order) {
   auto& d = m.rollout->decision;
   const auto& rules = order.rules;
   for (const auto& exit : order.exits)
-    d.plan.exits.push_back({static_cast<double>(exit.at), static_cast<int>(exit.to)});
+    if (exit.to < m.world.size())
+      d.plan.exits.push_back({static_cast<double>(exit.at), static_cast<int>(exit.to)});
   d.plan.capacity_tokens = rules.capacity_tokens > 0
                                ? static_cast<std::int64_t>(rules.capacity_tokens)
                                : capacity_at({}, 1); // no limit
@@ -115,7 +116,7 @@ void take_rules(planner_machine& m, const begin_rollout& order) {
   d.options.policy = rules.adaptive ? plan_policy::adaptive : plan_policy::paper;
   d.options.residency = rules.residency;
   d.options.migrate = rules.migrate;
-  d.options.world = static_cast<int>(m.config.world_size);
+  d.options.world = static_cast<int>(m.world.size());
   d.options.experts = static_cast<int>(m.config.experts);
   for (std::size_t i = 0; i < rules.forecasts.size(); ++i) {
     const auto& known = rules.forecasts[i];
@@ -159,7 +160,7 @@ std::optional<std::vector<rank_id>> due_group(planner_machine& m, time_point now
       remember_refusal(d, view);
       return std::nullopt;
     }
-    d.memory.refused_group = 0;
+    if (leaves) d.memory.refused_group = 0;
   }
   if (!may_exit(d.plan, d.options, unfinished_counts(m), d.memory)) return std::nullopt;
   const auto view = view_of(m);

@@ -23,6 +23,13 @@ microseconds predicted_window(const planner_machine& m, time_point now) {
   return std::max(elapsed / step * left, elapsed / 10);
 }
 
+void tell_available(planner_machine& m, rank_id rank, time_point now, effects& out) {
+  post(m.who, local(m, role_kind::broker),
+       rank_available{rank, m.rollout->freed.at(rank), predicted_window(m, now),
+                      static_cast<std::uint32_t>(m.members.size())},
+       out);
+}
+
 prepare_transition plan_towards(planner_machine& m, transition_kind kind,
                                 std::vector<rank_id> members, std::vector<rank_id> owners) {
   prepare_transition plan;
@@ -37,10 +44,17 @@ prepare_transition plan_towards(planner_machine& m, transition_kind kind,
   return plan;
 }
 
+/// Every expert at home, where it never left. Those of ranks in quarantine stay where they are: a
+/// rank that comes back does not know who holds them.
+std::vector<rank_id> restored_owners(const planner_machine& m) {
+  auto owners = home_owners(m.config.experts, m.config.world_size);
+  for (std::size_t e = 0; e < owners.size(); ++e)
+    if (m.quarantine.count(owners[e])) owners[e] = m.owners[e];
+  return owners;
+}
+
 void begin_restoration(planner_machine& m, time_point now, effects& out) {
-  begin(m.transition, m.who,
-        plan_towards(m, transition_kind::restore, m.world,
-                     home_owners(m.config.experts, m.config.world_size)),
+  begin(m.transition, m.who, plan_towards(m, transition_kind::restore, m.world, restored_owners(m)),
         m.world, static_cast<std::uint32_t>(m.members.size()), now, out);
 }
 
@@ -112,6 +126,21 @@ void conclude(planner_machine& m, coordinator::outcome how, time_point now, effe
   }
 }
 
+/// The rank is outside of the group, or it could not have been lent: the others can do without it.
+void put_in_quarantine(planner_machine& m, const unreturned_lease& back, effects& out) {
+  m.quarantine.insert(back.rank);
+  m.world.erase(std::remove(m.world.begin(), m.world.end(), back.rank), m.world.end());
+  const auto left = static_cast<std::uint32_t>(m.world.size());
+  const auto text = "rank " + std::to_string(back.rank.value) + ": the end of lease "
+                    + std::to_string(back.lease.epoch.value) + "."
+                    + std::to_string(back.lease.counter) + " could not be proven (" + back.text
+                    + "), so the rank does not come back and the job goes on with "
+                    + std::to_string(left)
+                    + "; for all of them end the auxiliary work there and start again";
+  post(m.who, local(m, role_kind::trainer), rank_quarantined{back.rank, back.lease, left, text},
+       out);
+}
+
 /// A leaver's first `settled`: from here on it may be lent, unless the ranks are needed at once.
 bool frees_rank(const planner_machine& m, const envelope& in) {
   const auto* done = std::get_if<settled>(&in.body);
@@ -125,15 +154,24 @@ bool frees_rank(const planner_machine& m, const envelope& in) {
 
 } // namespace
 
+void tell_windows(planner_machine& m, time_point now, effects& out) {
+  for (const auto& [rank, epoch] : m.rollout->freed)
+    tell_available(m, rank, now, out);
+}
+
 void advance(planner_machine& m, time_point now, effects& out) {
   if (m.now_in != phase::running || m.stopping) return;
   auto& r = *m.rollout;
   if (all_kept(m)) abandon(m.transition, m.who, "all responses are complete", now, out);
   if (m.transition.now_in != coordinator::phase::none) return;
   if (!all_kept(m)) {
+    if (!in_step(m)) return;
     if (!r.retry_at) contract_if_due(m, now, out);
+    const bool decided = m.transition.now_in == coordinator::phase::none && !moves_open(m);
+    if (decided) let_time_pass(m, out);
     return;
   }
+  let_time_pass(m, out);
   if (moves_open(m)) return; // Of a request that has just ended: both ranks must be free again.
   r.retry_at.reset();
   r.attempts = 0;
@@ -147,9 +185,10 @@ void hear_transition(planner_machine& m, const envelope& in, time_point now, eff
     ++m.drops.stale_epoch;
     return;
   }
-  if (frees_rank(m, in))
-    post(m.who, local(m, role_kind::broker),
-         rank_available{in.from.rank, m.transition.plan.epoch, predicted_window(m, now)}, out);
+  if (frees_rank(m, in)) {
+    m.rollout->freed[in.from.rank] = m.transition.plan.epoch;
+    tell_available(m, in.from.rank, now, out);
+  }
   conclude(m, step(m.transition, m.who, in, now, out), now, out);
 }
 
@@ -158,12 +197,9 @@ void hear_recalled(planner_machine& m, const leases_recalled& back, time_point n
     ++m.drops.stale_rollout;
     return;
   }
-  if (!back.unreturned.empty())
-    return fail_world(m,
-                      name_ranks(back.unreturned)
-                          + ": the end of the lease could not be proven, so the full world is not "
-                            "restored; end the auxiliary work there and start again",
-                      false, out);
+  for (const auto& lost : back.unreturned)
+    if (!m.quarantine.count(lost.rank)) put_in_quarantine(m, lost, out);
+  if (m.members == m.world) return close_books(m, now, out);
   enter(m, phase::restoring, now);
   begin_restoration(m, now, out);
 }

@@ -19,19 +19,51 @@ std::string objection_to(const planner_machine& m, const update_weights& order) 
   return {};
 }
 
+void complain(planner_machine& m, const std::string& text) {
+  auto& all = m.weights->refusals;
+  all += (all.empty() ? "" : "; ") + text;
+}
+
+/// What all ranks hold together: the dense tensors once, and everybody's experts.
+weights_updated sum_of(const std::map<rank_id, weights_updated>& updated) {
+  auto sum = updated.begin()->second;
+  sum.expert_tensors = 0;
+  sum.expert_digest = 0;
+  for (const auto& [rank, x] : updated) {
+    sum.expert_tensors += x.expert_tensors;
+    sum.expert_digest += x.expert_digest;
+  }
+  return sum;
+}
+
+/// Dense tensors by comparing ranks, experts by counting and adding up: each has one owner.
+void verify_weights(planner_machine& m) {
+  const auto& w = *m.weights;
+  const auto& first = w.updated.begin()->second;
+  for (const auto& [rank, x] : w.updated)
+    if (x.digest != first.digest || x.tensors != first.tensors)
+      complain(m, "rank " + std::to_string(rank.value) + " loaded other bytes than rank "
+                      + std::to_string(w.updated.begin()->first.value));
+  if (!w.refusals.empty() || w.order.tensors == 0) return;
+  const auto sum = sum_of(w.updated);
+  const auto tensors = sum.tensors + sum.expert_tensors;
+  if (tensors != w.order.tensors)
+    complain(m, "the ranks together loaded " + std::to_string(tensors) + " tensors, "
+                    + w.order.source + " has " + std::to_string(w.order.tensors));
+  else if (sum.digest + sum.expert_digest != w.order.digest)
+    complain(m, "the ranks together loaded other bytes than " + w.order.source
+                    + " held when the update was ordered; is it being written, or another folder "
+                      "on another machine?");
+}
+
 /// All ranks have answered: all hold the same, or the world is mixed until the next update.
 void conclude_weights(planner_machine& m, effects& out) {
   auto& w = *m.weights;
-  for (const auto& [rank, x] : w.updated)
-    if (const auto& first = w.updated.begin()->second;
-        x.digest != first.digest || x.tensors != first.tensors)
-      w.refusals += (w.refusals.empty() ? "" : "; ") + ("rank " + std::to_string(rank.value))
-                    + " loaded other bytes than rank "
-                    + std::to_string(w.updated.begin()->first.value);
+  if (!w.updated.empty()) verify_weights(m);
   m.weights_mixed = !w.refusals.empty() && (m.weights_mixed || !w.updated.empty());
   if (w.refusals.empty()) {
     m.who.stamp.weights = w.order.version;
-    m.last_weights = w.updated.begin()->second;
+    m.last_weights = sum_of(w.updated);
     post(m.who, local(m, role_kind::trainer), *m.last_weights, out);
   } else {
     refuse_weights(m, w.order.version, w.refusals, out);
@@ -82,7 +114,8 @@ void begin_stop(planner_machine& m, const stop& order, time_point now, effects& 
   m.stopping.emplace();
   m.stopping->order = order;
   m.stopping->began_at = now;
-  for (auto rank : m.world) {
+  for (std::uint32_t r = 0; r < m.config.world_size; ++r) {
+    const rank_id rank{r};
     if (m.lost.count(rank)) continue;
     m.stopping->waiting[rank] = now;
     post(m.who, role_at(rank, role_kind::rank), order, out);

@@ -26,9 +26,15 @@ void hear_admitted(planner_machine&, rank_id, const requests_admitted&, time_poi
 void hear_started(planner_machine&, rank_id, const rollout_started&, time_point now, effects&);
 void hear_response(planner_machine&, rank_id, const response&, time_point now, effects&);
 void hear_kept(planner_machine&, const response_kept&, time_point now, effects&);
+void hear_tokens(planner_machine&, const envelope&, const token_batch&, effects&);
+void hear_tokens_kept(planner_machine&, const tokens_kept&, effects&);
 void hear_progress(planner_machine&, rank_id, const rank_progress&, time_point now, effects&);
 void hear_report(planner_machine&, const envelope&, const rollout_report&, time_point now,
                  effects&);
+/// True unless `lockstep` waits for what some member has to tell of the newest step.
+bool in_step(const planner_machine&);
+/// Acknowledges the response that was held back, if any.
+void let_time_pass(planner_machine&, effects&);
 void close_books(planner_machine&, time_point now, effects&);
 void tick_rollout(planner_machine&, time_point now, effects&);
 
@@ -47,6 +53,8 @@ std::optional<std::vector<rank_id>> due_group(planner_machine&, time_point now, 
 /// Does what is due next while responses come in: contract the group, or, when every response is
 /// durable, bring the full world back.
 void advance(planner_machine&, time_point now, effects&);
+/// Tells the broker again of all ranks that may be lent: their windows are predicted anew.
+void tell_windows(planner_machine&, time_point now, effects&);
 void hear_transition(planner_machine&, const envelope&, time_point now, effects&);
 void hear_recalled(planner_machine&, const leases_recalled&, time_point now, effects&);
 void tick_group(planner_machine&, time_point now, effects&);

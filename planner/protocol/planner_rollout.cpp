@@ -1,6 +1,7 @@
 #include "planner/protocol/planner_parts.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace adafloor::planner_parts {
 namespace {
@@ -54,11 +55,20 @@ void send_parts(planner_machine& m, rank_id rank, rank_part& r, time_point now, 
     send_part(m, rank, r.parts[r.parts_sent], now, out);
 }
 
+/// Where a request starts: what was ordered, or the least loaded rank if that one is not there.
+rank_id home_of(const rollout_part& r, rank_id ordered) {
+  if (r.ranks.count(ordered)) return ordered;
+  return std::min_element(
+             r.ranks.begin(), r.ranks.end(),
+             [](const auto& a, const auto& b) { return a.second.requests < b.second.requests; })
+      ->first;
+}
+
 void cut_into_parts(const planner_machine& m, rollout_part& r, const begin_rollout& order) {
   for (auto rank : m.world)
     r.ranks[rank];
   for (std::size_t i = 0; i < order.requests.size(); ++i) {
-    const auto home = order.homes[i];
+    const auto home = home_of(r, order.homes[i]);
     auto& part = r.ranks[home];
     auto& request = r.requests[order.requests[i].id];
     request.home = home;
@@ -112,11 +122,50 @@ void fail_late(planner_machine& m, const std::vector<rank_id>& late, const char*
              false, out);
 }
 
+void acknowledge(planner_machine& m, request_id id, effects& out) {
+  auto& r = *m.rollout;
+  post(m.who, role_at(r.requests.at(id).home, role_kind::rank), response_kept{r.id, id}, out);
+}
+
 bool all_admitted(const rank_part& r) {
   return r.parts_admitted == r.parts.size();
 }
 
+/// Only of a smaller group that stays as it is: nobody is lent otherwise.
+void tell_pace(planner_machine& m, time_point now, effects& out) {
+  auto& r = *m.rollout;
+  const bool steady = m.now_in == phase::running && m.members.size() < m.world.size()
+                      && m.transition.now_in == transition_coordinator::phase::none;
+  const auto steps = r.last_step - r.pace_step;
+  if (steady && r.pace.epoch == m.who.stamp.epoch && steps < m.config.pace_steps) return;
+  if (steady && r.pace.epoch == m.who.stamp.epoch) {
+    r.pace.steps = static_cast<std::uint32_t>(steps);
+    r.pace.elapsed = now - r.pace_began_at;
+    post(m.who, local(m, role_kind::broker), r.pace, out);
+    tell_windows(m, now, out);
+  }
+  r.pace = decode_pace{steady ? m.who.stamp.epoch : epoch_id{}};
+  r.pace.members = static_cast<std::uint32_t>(m.members.size());
+  for (const auto& [rank, part] : r.ranks)
+    r.pace.live += part.progress.live_requests;
+  r.pace_step = r.last_step;
+  r.pace_began_at = now;
+}
+
 } // namespace
+
+bool in_step(const planner_machine& m) {
+  if (!m.config.lockstep) return true;
+  const auto& r = *m.rollout;
+  return std::all_of(m.members.begin(), m.members.end(), [&](rank_id member) {
+    const auto& rank = r.ranks.at(member);
+    return rank.progress.step == r.last_step && rank.received >= rank.progress.finished_requests;
+  });
+}
+
+void let_time_pass(planner_machine& m, effects& out) {
+  if (const auto id = std::exchange(m.rollout->held, std::nullopt)) acknowledge(m, *id, out);
+}
 
 void begin_admission(planner_machine& m, const begin_rollout& order, time_point now, effects& out) {
   if (m.rollout && m.rollout->id == order.rollout) return;
@@ -175,9 +224,9 @@ void hear_response(planner_machine& m, rank_id rank, const response& done, time_
     return;
   }
   auto& request = found->second;
-  if (request.state == response_state::kept)
+  if (request.state == response_state::kept && r.held != done.request)
     return post(m.who, role_at(rank, role_kind::rank), kept, out);
-  if (request.state == response_state::storing) return;
+  if (request.state != response_state::missing) return;
   request.state = response_state::storing;
   ++r.ranks[rank].received;
   r.last_step = std::max(r.last_step, done.at_step);
@@ -196,8 +245,34 @@ void hear_kept(planner_machine& m, const response_kept& kept, time_point now, ef
   }
   found->second.state = response_state::kept;
   ++r.kept;
-  post(m.who, role_at(found->second.home, role_kind::rank), kept, out);
+  let_time_pass(m, out);
+  r.held = kept.request;
+  r.held_at = now;
+  if (!m.config.lockstep) let_time_pass(m, out);
   advance(m, now, out);
+}
+
+/// Batches go on in order, so the log needs no book of its own; one that comes too early is sent
+/// again by its rank.
+void hear_tokens(planner_machine& m, const envelope& in, const token_batch& batch, effects& out) {
+  const auto rank = in.from.rank;
+  const auto answer = [&](std::uint64_t sequence) {
+    post(m.who, role_at(rank, role_kind::rank), tokens_kept{batch.rollout, rank, sequence}, out);
+  };
+  if (batch.rollout <= m.last_rollout) return answer(batch.sequence);
+  if (!concerns(m, batch.rollout)) return;
+  auto& part = m.rollout->ranks[rank];
+  if (batch.sequence <= part.tokens_kept) return answer(part.tokens_kept);
+  if (batch.sequence != part.tokens_taken + 1) return;
+  part.tokens_taken = batch.sequence;
+  out.push_back(envelope{in.from, local(m, role_kind::recorder), in.incarnation, in.stamp, batch});
+}
+
+void hear_tokens_kept(planner_machine& m, const tokens_kept& kept, effects& out) {
+  if (!concerns(m, kept.rollout)) return;
+  auto& known = m.rollout->ranks[kept.rank].tokens_kept;
+  known = std::max(known, kept.sequence);
+  post(m.who, role_at(kept.rank, role_kind::rank), kept, out);
 }
 
 void hear_progress(planner_machine& m, rank_id rank, const rank_progress& progress, time_point now,
@@ -209,6 +284,7 @@ void hear_progress(planner_machine& m, rank_id rank, const rank_progress& progre
   if (order(progress) < order(known)) return;
   known = progress;
   r.last_step = std::max(r.last_step, progress.step);
+  tell_pace(m, now, out);
   advance(m, now, out);
 }
 
@@ -255,6 +331,7 @@ void tick_rollout(planner_machine& m, time_point now, effects& out) {
     for (auto& [rank, r] : m.rollout->ranks)
       if (!r.started && now - r.sent_at >= c.resend) send_start(m, rank, r, now, out);
   } else if (m.now_in == phase::running) {
+    if (m.rollout->held && now - m.rollout->held_at > c.lockstep_max) let_time_pass(m, out);
     if (waited > c.rollout_max)
       return fail_late(m, ranks_where(m, [](const auto& x) { return !x.finished(); }),
                        "finish its requests", c.rollout_max, out);

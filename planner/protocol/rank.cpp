@@ -12,7 +12,7 @@ namespace {
 template <class M>
 constexpr role_kind speaker_of() {
   if constexpr (one_of<M, stop, update_weights, admit_requests, start_rollout, response_kept,
-                       end_rollout, move_request, prepare_transition, abort_transition,
+                       tokens_kept, end_rollout, move_request, prepare_transition, abort_transition,
                        commit_transition, settle_transition>)
     return role_kind::planner;
   else if constexpr (one_of<M, lease_grant, lease_renew, lease_revoke, lease_closed>)
@@ -20,7 +20,8 @@ constexpr role_kind speaker_of() {
   else if constexpr (one_of<M, heartbeat_seen>)
     return role_kind::membership;
   else if constexpr (one_of<M, engine_prepared, engine_refused, engine_state, engine_failed,
-                            switched, response, rank_progress, weights_updated, weights_refused>)
+                            switched, response, token_batch, rank_progress, weights_updated,
+                            weights_refused>)
     return role_kind::engine;
   else if constexpr (one_of<M, lease_accepted, lease_denied, lease_returned>)
     return role_kind::sidecar;

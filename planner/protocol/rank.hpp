@@ -23,6 +23,7 @@ struct rank_config {
   microseconds planner_silence_max{10'000'000}; ///< then the rank gives up: `orphaned`
   handoff_config handoff;
   std::uint32_t response_window = 64; ///< unacknowledged responses that are on the way at once
+  std::uint32_t token_window = 4;     ///< unacknowledged batches of the token log, likewise
 };
 
 /// Local addresses used: {self, engine}, {self, sidecar}. The shell routes to this machine whatever
@@ -39,6 +40,10 @@ struct rank_machine {
     response body;
     time_point sent_at;
   };
+  struct outgoing_tokens {
+    token_batch body;
+    time_point sent_at;
+  };
   struct rollout_part {
     rollout_id id;
     std::set<std::uint32_t> parts; ///< admitted
@@ -52,8 +57,10 @@ struct rank_machine {
     time_point progress_sent_at;
     std::deque<outgoing> outbox;          ///< not yet known to be durable, oldest first
     std::size_t in_flight = 0;            ///< the first so many of `outbox` were sent
+    std::deque<outgoing_tokens> tokens;   ///< batches that are not known to be in the log
+    std::size_t tokens_in_flight = 0;     ///< the first so many of them were sent
     bool engine_ran = false;              ///< busy or dummy was seen since the start
-    std::optional<end_rollout> ending;    ///< waits for the engine to be idle
+    std::optional<end_rollout> ending;    ///< waits for the engine and the token log
     std::optional<rollout_report> report; ///< once ended
   };
   struct lease_part {

@@ -14,10 +14,20 @@ void send_responses(rank_machine& m, time_point now, effects& out) {
   }
 }
 
-/// The report also says that the engine is done: the next rollout is admitted only then.
+void send_tokens(rank_machine& m, time_point now, effects& out) {
+  auto& r = *m.rollout;
+  while (r.tokens_in_flight < r.tokens.size() && r.tokens_in_flight < m.config.token_window) {
+    auto& next = r.tokens[r.tokens_in_flight++];
+    next.sent_at = now;
+    post(m.who, planner_of(m), next.body, out);
+  }
+}
+
+/// The report also says that the engine is done and every token is in the log: the next rollout is
+/// admitted only then.
 void close_books_if_idle(rank_machine& m, effects& out) {
   auto& r = *m.rollout;
-  if (!r.engine_ran || m.time.engine != rank_state::idle) return;
+  if (!r.engine_ran || m.time.engine != rank_state::idle || !r.tokens.empty()) return;
   r.report = rollout_report{r.id, finish(m.time, r.began_at, r.ending->ended_at, m.clock_shift),
                             r.progress.step, r.progress.generated_tokens};
   post(m.who, planner_of(m), *r.report, out);
@@ -90,6 +100,29 @@ void handle(rank_machine& m, const envelope&, const response_kept& kept, time_po
   send_responses(m, now, out);
 }
 
+void handle(rank_machine& m, const envelope&, const token_batch& batch, time_point now,
+            effects& out) {
+  if (!concerns(m, batch.rollout)) return;
+  m.rollout->tokens.push_back({batch, now});
+  send_tokens(m, now, out);
+}
+
+/// The engine counts its unacknowledged batches, too, so it hears of it.
+void handle(rank_machine& m, const envelope&, const tokens_kept& kept, time_point now,
+            effects& out) {
+  if (!concerns(m, kept.rollout)) return;
+  auto& r = *m.rollout;
+  bool news = false;
+  for (; r.tokens_in_flight > 0 && r.tokens.front().body.sequence <= kept.sequence; news = true) {
+    r.tokens.pop_front();
+    --r.tokens_in_flight;
+  }
+  if (!news) return;
+  post(m.who, engine_of(m), kept, out);
+  send_tokens(m, now, out);
+  if (r.ending && !r.report) close_books_if_idle(m, out);
+}
+
 void handle(rank_machine& m, const envelope&, const rank_progress& progress, time_point now,
             effects& out) {
   if (!concerns(m, progress.rollout)) return;
@@ -128,6 +161,9 @@ void tick_rollout(rank_machine& m, time_point now, effects& out) {
   for (std::size_t i = 0; i < r.in_flight; ++i)
     if (due(r.outbox[i].sent_at, now, m.config.resend))
       post(m.who, planner_of(m), r.outbox[i].body, out);
+  for (std::size_t i = 0; i < r.tokens_in_flight; ++i)
+    if (due(r.tokens[i].sent_at, now, m.config.resend))
+      post(m.who, planner_of(m), r.tokens[i].body, out);
   const bool heard_engine = r.progress.rollout == r.id && r.started;
   if (heard_engine && due(r.progress_sent_at, now, m.config.progress_resend))
     post(m.who, planner_of(m), r.progress, out);

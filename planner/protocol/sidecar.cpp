@@ -20,7 +20,7 @@ address worker(const sidecar_machine& m) {
 void give_back(sidecar_machine& m, effects& out) {
   post(m.who, gate(m), lease_returned{m.lease, m.forced, m.clean, m.units_done}, out);
   m.results.clear();
-  m.running.reset();
+  m.running.clear();
   m.now_in = m.clean ? phase::idle : phase::unclean;
 }
 
@@ -42,23 +42,50 @@ void begin_stopping(sidecar_machine& m, microseconds grace, time_point now, effe
   give_back_if_done(m, out);
 }
 
+/// Units held ahead of the worker: enough for the way to the broker and back, and not so many that
+/// long ones wait here while other ranks have none.
+std::uint32_t prefetch(const sidecar_machine& m) {
+  const auto& c = m.config;
+  if (m.unit_time <= microseconds{0}) return c.prefetch;
+  const auto fit = std::min<std::int64_t>(c.ahead / m.unit_time, c.prefetch_max);
+  return std::max<std::uint32_t>(1, static_cast<std::uint32_t>(fit));
+}
+
+void note_result(sidecar_machine& m, time_point now) {
+  if (m.result_at) {
+    const auto took = std::max(now - *m.result_at, microseconds{1});
+    m.unit_time = m.unit_time > microseconds{0} ? m.unit_time + (took - m.unit_time) / 8 : took;
+  }
+  m.result_at = now;
+}
+
 void ask(sidecar_machine& m, time_point now, effects& out) {
-  const auto held = m.ready.size() + (m.running ? 1 : 0);
-  if (m.now_in != phase::holding || m.asked || m.ask_again_at || held > m.config.prefetch) return;
-  const auto count = static_cast<std::uint32_t>(m.config.prefetch + 1 - held);
+  const auto ahead = prefetch(m);
+  const auto held = static_cast<std::uint32_t>(m.ready.size());
+  if (m.now_in != phase::holding || m.asked || m.ask_again_at || 2 * held > ahead) return;
+  const auto count = ahead - held + (m.running.empty() ? 1 : 0);
   m.asked = take_work{m.lease, ++m.batch, count};
   m.asked_at = now;
   post(m.who, broker(m), *m.asked, out);
 }
 
+bool may_run(const sidecar_machine& m, const work_unit& next) {
+  if (m.results.size() >= m.config.results_max) return false;
+  if (m.running.empty()) return true;
+  return next.kind != work_kind::exec && next.kind == m.running.begin()->second
+         && m.running.size() < m.config.together;
+}
+
 void run_next(sidecar_machine& m, time_point now, effects& out) {
   if (m.now_in != phase::holding) return;
   if (now >= m.ends_at) return begin_stopping(m, m.grace, now, out);
-  if (m.running || m.ready.empty() || m.results.size() >= m.config.results_max) return;
-  m.running = m.ready.front().unit;
-  m.worker_gone = false;
-  post(m.who, worker(m), run_unit{m.lease, std::move(m.ready.front())}, out);
-  m.ready.pop_front();
+  while (!m.ready.empty() && may_run(m, m.ready.front())) {
+    auto& next = m.ready.front();
+    m.running[next.unit] = next.kind;
+    m.worker_gone = false;
+    post(m.who, worker(m), run_unit{m.lease, std::move(next)}, out);
+    m.ready.pop_front();
+  }
   ask(m, now, out);
 }
 
@@ -88,6 +115,8 @@ void handle(sidecar_machine& m, const lease_grant& grant, time_point now, effect
   m.clean = true;
   m.batch = 0;
   m.units_done = 0;
+  m.unit_time = microseconds{0};
+  m.result_at.reset();
   post(m.who, gate(m), lease_accepted{grant.lease}, out);
   ask(m, now, out);
 }
@@ -123,12 +152,11 @@ void handle(sidecar_machine& m, const work_kept& kept, time_point now, effects& 
 }
 
 void handle(sidecar_machine& m, const work_result& done, time_point now, effects& out) {
-  if (!concerns(m, done.lease) || m.running != done.unit) return;
-  m.running.reset();
+  if (!concerns(m, done.lease) || m.running.erase(done.unit) == 0) return;
+  note_result(m, now);
   m.results[done.unit] = {done, now};
   post(m.who, broker(m), done, out);
   run_next(m, now, out);
-  ask(m, now, out);
 }
 
 void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effects& out) {
@@ -136,7 +164,7 @@ void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effe
   m.worker_gone = true;
   m.forced = m.forced || gone.forced;
   m.clean = m.clean && gone.clean;
-  m.running.reset();
+  m.running.clear();
   if (m.now_in == phase::holding) return begin_stopping(m, m.grace, now, out);
   give_back_if_done(m, out);
 }

@@ -13,8 +13,11 @@ struct sidecar_config {
   microseconds resend{50'000};       ///< until answered
   microseconds empty_pause{200'000}; ///< before an empty queue is asked again
   microseconds kill_max{2'000'000};  ///< from kill to proof; then the return is not clean
-  std::uint32_t prefetch = 4;        ///< units held besides the one that runs, at least 1
-  std::uint32_t results_max = 16;    ///< answered units not yet durable; beyond it the worker waits
+  std::uint32_t together = 8;        ///< units that a model runs at once; commands run alone
+  std::uint32_t prefetch = 4;        ///< units held besides those, until their time is known
+  std::uint32_t prefetch_max = 64;   ///< never more
+  microseconds ahead{50'000};        ///< then as many as take so long, so that no answer is awaited
+  std::uint32_t results_max = 64;    ///< answered units not yet durable; beyond it the worker waits
 };
 
 /// Local addresses used: {self, rank} (gate; grants come from it, returns go to it) and {self,
@@ -46,7 +49,9 @@ struct sidecar_machine {
   std::uint32_t batch = 0;
   std::optional<time_point> ask_again_at; ///< the queue was empty
   std::deque<work_unit> ready;
-  std::optional<std::uint64_t> running;
+  std::map<std::uint64_t, work_kind> running; ///< units; of one kind
+  microseconds unit_time{0};                  ///< from result to result of this lease; 0: not known
+  std::optional<time_point> result_at;        ///< last, of this lease
   struct result_part {
     work_result result;
     time_point sent_at;

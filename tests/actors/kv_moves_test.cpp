@@ -4,6 +4,7 @@
 #include "actors/kv_moves.hpp"
 #include "tests/gpu/engine_world.hpp"
 
+#include <cstring>
 #include <deque>
 
 using namespace adafloor;
@@ -48,7 +49,9 @@ request_spec sample(std::uint64_t id, std::size_t prompt_tokens, std::uint32_t m
 struct pair_of_ranks : engine_world {
   desk source, taker;
   std::uint64_t steps = 0;
-  bool cut = false; ///< pulls fail
+  bool cut = false;    ///< pulls fail
+  bool damage = false; ///< of pages on their way
+  int landed = 0;      ///< rounds that went straight into pages
   const move_key key{rollout_id{1}, request_id{1}, 1};
 
   explicit pair_of_ranks(std::uint64_t round_bytes_max = small_rounds, engine_options o = {})
@@ -61,9 +64,20 @@ struct pair_of_ranks : engine_world {
     around.round_bytes_max = round_bytes_max;
     around.tell = [&d](any_message m) { d.told.push_back(std::move(m)); };
     around.arrived = [&d](kv_arrival a) { d.arrivals.push_back(std::move(a)); };
-    around.fetch = [this](rank_id, const std::string& name, auto answer) {
+    around.fetch = [this](rank_id, const std::string& name, auto into, auto answer) {
       if (cut) return answer(fail(error_code::peer_lost, "the line is cut"));
-      answer(source.moves->shelved(name));
+      const auto lent = source.moves->shelved(name);
+      if (!lent) return answer(tl::unexpected(lent.error()));
+      const auto copy = std::make_shared<byte_string>(lent->size());
+      lent->copy_to(copy->data());
+      landed += into.empty() ? 0 : 1;
+      const auto* from = copy->data();
+      for (const auto& place : into) {
+        std::memcpy(place.data, from, place.size);
+        from += place.size;
+      }
+      if (damage && !into.empty()) into.front().data[5] ^= std::byte{1};
+      answer(shared_bytes{copy, view(*copy)});
     };
     d.moves = std::make_unique<kv_moves>(at(rank), around);
   }
@@ -135,6 +149,7 @@ BOOST_AUTO_TEST_CASE(a_request_goes_on_elsewhere_with_the_same_tokens) {
   world.offer();
   const auto last = world.copy(2);
   BOOST_TEST(last.round >= 3u);
+  BOOST_TEST(world.landed == static_cast<int>(last.round));
   BOOST_TEST(world.source.moves->held() == 1u);
   world.decode(2); // the others go on while it is on its way
   world.deliver(last);
@@ -183,6 +198,25 @@ BOOST_AUTO_TEST_CASE(a_request_that_nobody_takes_goes_on_at_home) {
   world.check_nothing_left();
 }
 
+BOOST_AUTO_TEST_CASE(a_round_that_is_lost_or_damaged_leaves_nothing_behind) {
+  for (const bool lost : {true, false}) {
+    pair_of_ranks world;
+    world.admit(sample(1, 60, 30));
+    world.decode(5);
+    world.offer();
+    world.deliver(world.round(0));
+    (lost ? world.cut : world.damage) = true;
+    world.deliver(world.round(1));
+    if (!lost)
+      world.deliver(world.round(2)); // the damage was seen after round 1 was said to be taken
+    BOOST_TEST(contains(world.taker.newest<move_rejected>().text, lost ? "cut" : "checksum"));
+    BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
+    world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
+    world.decode_to_the_end();
+    world.check_nothing_left();
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_request_that_ends_in_the_middle_is_not_moved) {
   pair_of_ranks world;
   world.admit(sample(1, 40, 8));
@@ -226,18 +260,36 @@ BOOST_AUTO_TEST_CASE(a_destination_without_room_refuses) {
   BOOST_TEST(contains(world.taker.newest<move_refused>().text, "KV pages"));
 }
 
-BOOST_AUTO_TEST_CASE(a_blob_stays_whole_while_it_is_read_and_goes_when_it_is_taken) {
+BOOST_AUTO_TEST_CASE(lent_pages_stay_whole_while_they_are_read_and_then_go_back) {
   pair_of_ranks world;
+  auto& from = world.at(0);
   world.admit(sample(1, 60, 30));
   world.decode(5);
   world.offer();
   world.round(0);
   const auto name = kv_blob_name(world.key, 0);
   BOOST_TEST(name == "kv/1/1/1/0");
-  const auto reading = must(world.source.moves->shelved(name));
+  std::optional<shared_bytes> reading = must(world.source.moves->shelved(name));
+  byte_string before(reading->size()), after(reading->size());
+  reading->copy_to(before.data());
+  BOOST_TEST(before.size() > from.facts().kv_page_bytes);
   world.round(1); // says that round 0 was taken
   BOOST_TEST(contains(text_of(world.source.moves->shelved(name)), "not offered"));
-  BOOST_TEST(reading.bytes.size > world.at(0).facts().kv_page_bytes);
   world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
   BOOST_TEST(!world.source.moves->shelved(kv_blob_name(world.key, 1)).has_value());
+  world.taker.moves->on(engine_receive_cancel{world.key});
+  world.decode_to_the_end();
+  BOOST_TEST(from.kv().used == 1u); // the page that is being read
+  world.admit(sample(2, 300, 30));  // takes all pages that are free
+  world.decode_to_the_end();
+  reading->copy_to(after.data());
+  BOOST_TEST((before == after));
+  world.source.moves->tidy();
+  BOOST_TEST(from.kv().used == 1u);
+  must(from.update_weights(collatz, weights_id{2})); // drops the pool that the page is in
+  reading->copy_to(after.data());
+  BOOST_TEST((before == after));
+  reading.reset();
+  world.source.moves->tidy();
+  world.check_nothing_left();
 }

@@ -1,5 +1,6 @@
 #define BOOST_TEST_MODULE rollout_plan
 #include "actors/rollout_plan.hpp"
+#include "gpu/engine.hpp"
 
 #include <boost/test/unit_test.hpp>
 
@@ -36,10 +37,13 @@ length_history some_history() {
   return *parse_history(csv, "h.csv");
 }
 
+const std::vector<group_capacity> no_bound{{4, 32768}, {2, 32768}};
+
 } // namespace
 
 BOOST_AUTO_TEST_CASE(vanilla_keeps_the_order_and_never_contracts) {
-  const auto steps = plan_rollouts(small_job(), "vanilla", some_prompts(16), some_history());
+  const auto steps =
+      plan_rollouts(small_job(), "vanilla", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(steps.has_value());
   BOOST_REQUIRE_EQUAL(steps->size(), 2u);
   std::size_t next = 0;
@@ -60,7 +64,8 @@ BOOST_AUTO_TEST_CASE(natural_outlives_its_plan_down_to_the_floor_where_exits_are
     for (int sample = 0; sample < 2; ++sample)
       csv += "1,p" + std::to_string(i) + "," + std::to_string(sample) + ","
              + (i < 4 ? "100" : "1000") + "\n";
-  const auto steps = plan_rollouts(task, "natural", some_prompts(16), *parse_history(csv, "h.csv"));
+  const auto steps =
+      plan_rollouts(task, "natural", some_prompts(16), *parse_history(csv, "h.csv"), no_bound);
   BOOST_REQUIRE(steps.has_value());
   bool contracts = false;
   for (const auto& s : *steps)
@@ -73,7 +78,8 @@ BOOST_AUTO_TEST_CASE(natural_outlives_its_plan_down_to_the_floor_where_exits_are
 }
 
 BOOST_AUTO_TEST_CASE(natural_uses_the_same_prompts_each_once_and_shrinks_to_the_floor) {
-  const auto steps = plan_rollouts(small_job(), "natural", some_prompts(16), some_history());
+  const auto steps =
+      plan_rollouts(small_job(), "natural", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(steps.has_value());
   std::set<std::size_t> seen;
   bool contracts = false;
@@ -90,15 +96,15 @@ BOOST_AUTO_TEST_CASE(natural_uses_the_same_prompts_each_once_and_shrinks_to_the_
 }
 
 BOOST_AUTO_TEST_CASE(too_few_prompts_and_unknown_epochs_and_arms_are_named) {
-  auto r = plan_rollouts(small_job(), "natural", some_prompts(15), some_history());
+  auto r = plan_rollouts(small_job(), "natural", some_prompts(15), some_history(), no_bound);
   BOOST_REQUIRE(!r.has_value());
   BOOST_TEST(r.error().text.find("15 prompts") != std::string::npos);
   auto task = small_job();
   task.history_epochs = {"9"};
-  r = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  r = plan_rollouts(task, "natural", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(!r.has_value());
   BOOST_TEST(r.error().text.find("h.csv") != std::string::npos);
-  r = plan_rollouts(small_job(), "wild", some_prompts(16), some_history());
+  r = plan_rollouts(small_job(), "wild", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(!r.has_value());
   BOOST_TEST(r.error().text.find("'wild'") != std::string::npos);
 }
@@ -106,9 +112,9 @@ BOOST_AUTO_TEST_CASE(too_few_prompts_and_unknown_epochs_and_arms_are_named) {
 BOOST_AUTO_TEST_CASE(planned_and_adaptive_say_how_exits_are_decided) {
   auto task = small_job();
   task.ep.migrate = "stragglers";
-  const auto planned = plan_rollouts(task, "planned", some_prompts(16), some_history());
+  const auto planned = plan_rollouts(task, "planned", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(planned.has_value());
-  const auto natural = plan_rollouts(task, "natural", some_prompts(16), some_history());
+  const auto natural = plan_rollouts(task, "natural", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(natural.has_value());
   for (std::size_t i = 0; i < planned->size(); ++i) {
     const auto& rules = (*planned)[i].rules;
@@ -127,10 +133,10 @@ BOOST_AUTO_TEST_CASE(planned_and_adaptive_say_how_exits_are_decided) {
     BOOST_TEST(((*natural)[i].exits == (*planned)[i].exits)); // only who stays differs
     BOOST_TEST(((*natural)[i].rules.residency == residency_kind::natural));
   }
-  const auto adaptive = plan_rollouts(task, "adaptive", some_prompts(16), some_history());
+  const auto adaptive = plan_rollouts(task, "adaptive", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(adaptive.has_value());
   BOOST_TEST(adaptive->front().rules.adaptive);
-  const auto vanilla = plan_rollouts(task, "vanilla", some_prompts(16), some_history());
+  const auto vanilla = plan_rollouts(task, "vanilla", some_prompts(16), some_history(), no_bound);
   BOOST_REQUIRE(vanilla.has_value());
   BOOST_TEST((vanilla->front().rules.migrate == migrate_kind::off));
 }
@@ -160,7 +166,8 @@ BOOST_AUTO_TEST_CASE(kept_groups_are_charged_to_the_pool_that_plans_count_on) {
   task.arms = {"natural"};
   BOOST_TEST(resident_tokens(task) == 0u);
   const auto planned_rules = [&] {
-    const auto steps = plan_rollouts(task, "natural", some_prompts(16), some_history());
+    const auto steps = plan_rollouts(task, "natural", some_prompts(16), some_history(),
+                                     {{4, 1000}, {3, 1000}, {2, 1000}});
     BOOST_REQUIRE(steps.has_value());
     return steps->front().rules.capacity_tokens;
   };
@@ -177,4 +184,24 @@ BOOST_AUTO_TEST_CASE(sample_keys_differ_by_seed_prompt_and_sample) {
       for (std::uint32_t s = 0; s < 16; ++s)
         keys.insert(sample_key(seed, "p" + std::to_string(p), s));
   BOOST_TEST(keys.size() == 4u * 50 * 16);
+}
+
+BOOST_AUTO_TEST_CASE(a_memory_budget_leaves_smaller_groups_less_kv) {
+  auto task = small_job();
+  task.kv.capacity_tokens = 4000;
+  model_facts model;
+  model.layers = 2;
+  model.experts = 16;
+  model.dense_bytes = 1000;
+  model.expert_resident_bytes = 200;
+  model.kv_page_resident_bytes = 16;
+  BOOST_TEST(kv_capacities(task, model)->at(1).tokens == 4000);
+  task.kv.rank_memory_bytes = 1000 + 8 * 200 + 500;
+  const auto table = *kv_capacities(task, model);
+  BOOST_TEST(table.at(0).tokens == 1300); // 4 ranks: 4 experts
+  BOOST_TEST(table.at(1).tokens == 500);  // 2 ranks: 8 experts
+  task.kv.rank_memory_bytes = 1000 + 8 * 200;
+  const auto refused = kv_capacities(task, model);
+  BOOST_REQUIRE(!refused.has_value());
+  BOOST_TEST(refused.error().text.find("group of 2 ranks") != std::string::npos);
 }

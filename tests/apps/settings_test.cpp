@@ -125,6 +125,46 @@ BOOST_AUTO_TEST_CASE(wrong_options_are_refused) {
   BOOST_TEST(none->history == "");
 }
 
+BOOST_AUTO_TEST_CASE(a_replay_takes_its_numbers_from_the_workload) {
+  std::string csv = "epoch,position,prompt_id,sample,prompt_tokens,response_tokens\n";
+  for (const char* epoch : {"a", "b"})
+    for (int prompt = 0; prompt < 9; ++prompt)
+      for (int sample = 0; sample < 3; ++sample)
+        csv += epoch + (',' + std::to_string(prompt)) + ",p" + std::to_string(prompt) + ','
+               + std::to_string(sample) + ',' + std::to_string(60 + prompt) + ",20000\n";
+  const config_file lengths{csv};
+  const std::vector<std::string> words{"--device",   "emulated",   "--ranks",      "2",
+                                       "--workload", lengths.path, "--cost-model", "ascend-eager"};
+  const auto task = resolve(words);
+  BOOST_REQUIRE_MESSAGE(task.has_value(), error_of(task));
+  BOOST_TEST(task->workload_epoch == "b");
+  BOOST_TEST(task->history == lengths.path);
+  BOOST_TEST(task->history_epochs == std::vector<std::string>{"a"});
+  BOOST_TEST(task->n == 3U);
+  BOOST_TEST(task->steps == 2U); // 9 prompts, 4 a step
+  BOOST_TEST(task->rollout.max_prompt_length == 68U);
+  BOOST_TEST(task->rollout.max_response_length == 20000U);
+  BOOST_TEST(task->kv.capacity_tokens == 380800U); // the cost model's largest
+  BOOST_TEST(task->sidecar.model == "");
+  BOOST_TEST(!task->ep.cost_model.empty());
+  const auto refused = [&](std::vector<std::string> more, const std::string& said) {
+    auto all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    const auto text = error_of(resolve(all));
+    BOOST_TEST(holds(text, said), text);
+  };
+  refused({"--workload-epoch", "c"}, "has the epochs a, b");
+  refused({"--n", "4"}, "--n 4: the prompts of --workload have 3 samples");
+  refused({"--steps", "3"}, "epoch b has 9 prompts; 3 steps of 4 need more");
+  refused({"--model", "x"}, "--model: not with --device emulated");
+  refused({"--prompts", "x"}, "--prompts: not with --device emulated");
+  refused({"--kv-capacity-tokens", "9000"}, "leave it out");
+  refused({"--cost-model", "none"}, "needs --cost-model");
+  refused({"--device", "cpu"}, "--workload: only with --device emulated");
+  BOOST_TEST(holds(error_of(resolve({"--device", "emulated"})), "needs --workload FILE"));
+  BOOST_TEST(holds(error_of(resolve({"--time-scale", "0.5"})), "only with --device emulated"));
+}
+
 BOOST_AUTO_TEST_CASE(every_key_has_an_option_of_its_own) {
   run_settings settings;
   std::vector<std::string> keys, options;

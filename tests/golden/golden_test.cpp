@@ -1,8 +1,11 @@
-// Logits and greedy tokens of the independent reference implementation, with 1, 2, 4 and 8 ranks.
+// Logits and greedy tokens of the independent reference implementation, with 1, 2, 4 and 8 ranks,
+// and with the kernels of a GPU: executed by this processor, or by a GPU where there is one.
 #define BOOST_TEST_MODULE golden
+#include "gpu/device.hpp"
 #include "gpu/local_run.hpp"
 #include "gpu/loopback.hpp"
 #include "gpu/npy.hpp"
+#include "tests/gpu/launchers.hpp"
 
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -21,12 +24,13 @@ struct fixture_case {
   const char* name;
   double tolerance; ///< 1e-4 for random weights, 3e-4 for trained ones (long sequences)
   std::vector<std::uint32_t> ranks;
+  bool gpu_kernels = true; ///< long fixtures go without: gpu/launcher_device_test has their model
 };
 
 const fixture_case cases[] = {{"arith_dense", 3e-4, {1, 2, 4, 8}},
-                              {"collatz_moe_v1", 3e-4, {1, 2, 4, 8}},
-                              {"collatz_moe_v3", 3e-4, {1, 2, 4, 8}},
-                              {"collatz_moe_v3_bf16", 3e-4, {1, 2, 4, 8}},
+                              {"collatz_moe_v1", 3e-4, {1, 2, 4, 8}, false},
+                              {"collatz_moe_v3", 3e-4, {1, 2, 4, 8}, false},
+                              {"collatz_moe_v3_bf16", 3e-4, {1, 2, 4, 8}, false},
                               {"moe_e128k8_norm_untied_kv4_bf16", 1e-4, {1, 2, 4, 8}},
                               {"moe_e16k4_raw_untied_kv2_sharded", 1e-4, {1, 2, 4, 8}},
                               {"moe_e8k2_norm_tied_kv1", 1e-4, {1, 2, 4, 8}}};
@@ -37,7 +41,7 @@ std::ostream& operator<<(std::ostream& os, const fixture_case& c) {
 
 /// Greedy generation of all prompts; returns the outputs in order.
 std::vector<request_output> generate(const std::string& model, const nlohmann::json& fixture,
-                                     std::uint32_t ranks) {
+                                     std::uint32_t ranks, bool gpu_kernels = false) {
   std::vector<request_spec> requests;
   bool trained = fixture.contains("model"); // only there does EOS end the reference's responses
   for (std::size_t i = 0; i < fixture["prompts"].size(); ++i) {
@@ -53,6 +57,8 @@ std::vector<request_output> generate(const std::string& model, const nlohmann::j
   auto fabrics = make_loopback_fabrics(ranks);
   engine_options options;
   options.prefill_budget = 50; // several chunks per prompt
+  if (gpu_kernels)
+    options.make_device = [] { return make_launcher_device(tests::fastest_launcher()); };
   auto outputs = run_locally(model, options, fabrics, std::move(requests));
   BOOST_REQUIRE_MESSAGE(outputs, outputs.error().text);
   return std::move(*outputs);
@@ -94,5 +100,12 @@ BOOST_DATA_TEST_CASE(parity, boost::unit_test::data::make(cases), c) {
     BOOST_TEST_MESSAGE(c.name << ", " << ranks << " ranks: max |logit difference| " << worst);
     BOOST_TEST(worst <= c.tolerance);
     if (alone.empty()) alone = std::move(outputs);
+  }
+  if (!c.gpu_kernels) return;
+  const auto outputs = generate(model, fixture, 1, true);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    BOOST_TEST((outputs[i].logits == alone[i].logits), "bits with the kernels of a GPU");
+    BOOST_TEST((outputs[i].logprobs == alone[i].logprobs), "bits with the kernels of a GPU");
+    BOOST_TEST(outputs[i].tokens == alone[i].tokens, "tokens with the kernels of a GPU");
   }
 }

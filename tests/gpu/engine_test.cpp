@@ -132,11 +132,36 @@ BOOST_AUTO_TEST_CASE(a_failed_step_changes_nothing) {
   BOOST_TEST(same_bits(steady.outputs, shaken.outputs));
 }
 
+BOOST_AUTO_TEST_CASE(pages_that_a_failed_step_was_to_fill_are_shared_by_nobody) {
+  engine_options options;
+  options.prefill_budget = 100; // the pages of the first request, not all rows of the others
+  engine_world steady(collatz, 2, options), shaken(collatz, 2, options);
+  for (auto* world : {&steady, &shaken})
+    for (std::uint64_t id = 0; id < 3; ++id) {
+      auto spec = sampled_request(id, 20);
+      spec.prompt.assign(90, static_cast<token_id>(3));
+      must(world->at(0).add_request(spec));
+    }
+  auto dead = make_loopback_fabrics(2, std::chrono::milliseconds(20));
+  auto group = must(dead[0]->make_group(epoch_id{900}, {rank_id{0}, rank_id{1}}));
+  BOOST_REQUIRE(!shaken.at(0).step(group.get(), {epoch_id{900}, 0, epoch_id{900}, 1, 0}));
+  BOOST_TEST(shaken.at(0).counters().shared_pages == 0U);
+  for (const auto& r : shaken.at(0).requests())
+    BOOST_TEST(r.computed == 0U);
+  // Without the first nobody computes the pages that the others were to take over from it.
+  for (auto* world : {&steady, &shaken})
+    must(world->at(0).abort_request(request_id{0}));
+  steady.run();
+  shaken.run();
+  BOOST_TEST(same_bits(steady.outputs, shaken.outputs));
+  BOOST_TEST(shaken.at(0).kv().used + shaken.at(0).kv().promised == 0U);
+}
+
 BOOST_AUTO_TEST_CASE(members_with_different_maps_are_found_out) {
   engine_world world(collatz, 2);
   must(world.at(1).prepare_experts(all_to(1)));
   for (auto expert : must(world.at(1).prepare_experts(all_to(1)))) {
-    auto blob = must(world.at(0).export_expert(expert));
+    auto blob = must(expert_blob(world.at(0), expert));
     must(world.at(1).import_expert(view(blob)));
   }
   must(world.at(1).switch_map(epoch_id{2}, all_to(1), world.members()));
@@ -158,9 +183,9 @@ BOOST_AUTO_TEST_CASE(experts_come_only_into_reserved_slots) {
   engine_world world(collatz, 2);
   auto& self = world.at(1);
   BOOST_TEST((self.resident_experts() == std::vector<std::uint32_t>{8, 9, 10, 11, 12, 13, 14, 15}));
-  auto blob = must(world.at(0).export_expert(3));
+  auto blob = must(expert_blob(world.at(0), 3));
   BOOST_TEST(contains(text_of(self.import_expert(view(blob))), "expert 3 has no reserved slot"));
-  BOOST_TEST(contains(text_of(world.at(0).export_expert(9)), "expert 9 is not resident"));
+  BOOST_TEST(contains(text_of(expert_blob(world.at(0), 9)), "expert 9 is not resident"));
   auto missing = must(self.prepare_experts(all_to(1)));
   BOOST_TEST((missing == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
   auto damaged = blob;
@@ -202,7 +227,7 @@ BOOST_AUTO_TEST_CASE(experts_are_exported_while_steps_run) {
     while (!stop) {
       auto missing = world.at(1).prepare_experts(all_to(1));
       for (auto expert : *missing)
-        if (auto blob = world.at(0).export_expert(expert))
+        if (auto blob = expert_blob(world.at(0), expert))
           moved += world.at(1).import_expert(view(*blob)) ? 1 : 0;
       world.at(1).cancel_prepare();
     }
@@ -236,7 +261,7 @@ BOOST_AUTO_TEST_CASE(new_weights_are_verified_before_they_serve) {
   BOOST_REQUIRE(!busy);
   BOOST_TEST((busy.error().code == error_code::busy));
   must(e->abort_request(request_id{1}));
-  auto old_blob = must(e->export_expert(0));
+  auto old_blob = must(expert_blob(*e, 0));
   must(e->update_weights(next, weights_id{1}, expected));
   BOOST_TEST((e->digests() == expected));
   BOOST_TEST((e->weights_version() == weights_id{1}));
@@ -297,8 +322,8 @@ BOOST_AUTO_TEST_CASE(damaged_and_foreign_request_blobs) {
     world.step();
   auto full = must(world.at(0).full_pages(request_id{1}));
   BOOST_TEST(full == 2U);
-  BOOST_TEST(contains(text_of(world.at(0).export_pages(request_id{1}, 1, 2)), "2 are full"));
-  auto pages = must(world.at(0).export_pages(request_id{1}, 1, 1));
+  BOOST_TEST(contains(text_of(world.at(0).lend_pages(request_id{1}, 1, 2)), "2 are full"));
+  auto pages = pages_of(world.at(0), request_id{1}, 1, 1);
   auto& to = world.at(1);
   BOOST_TEST(contains(text_of(to.import_pages(request_id{1}, view(pages))), "no import was begun"));
   auto busy = to.begin_import(request_id{1}, 5000);

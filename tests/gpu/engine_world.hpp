@@ -17,11 +17,37 @@ inline bytes_view view(const byte_string& bytes) {
   return {bytes.data(), bytes.size()};
 }
 
+/// What a destination gets of a loan.
+inline byte_string blob_of(const page_loan& loan) {
+  byte_string blob;
+  for (const auto& page : loan.pages)
+    blob.insert(blob.end(), page.data, page.data + page.size);
+  blob.insert(blob.end(), loan.foot.begin(), loan.foot.end());
+  return blob;
+}
+
+/// An expert as a peer gets it.
+inline result<byte_string> expert_blob(const engine& from, std::uint32_t expert) {
+  auto loan = from.lend_expert(expert);
+  if (!loan) return tl::unexpected(loan.error());
+  byte_string blob(loan->weights.data, loan->weights.data + loan->weights.size);
+  blob.insert(blob.end(), loan->foot.begin(), loan->foot.end());
+  return blob;
+}
+
 /// Fails the test with the error's text where there is one.
 template <class T>
 T must(result<T> value) {
   if (!value) BOOST_FAIL("unexpected error: " << value.error().text);
   if constexpr (!std::is_void_v<T>) return std::move(*value);
+}
+
+/// Lent, copied and taken back.
+inline byte_string pages_of(engine& from, request_id id, std::uint32_t first, std::uint32_t count) {
+  auto loan = must(from.lend_pages(id, first, count));
+  auto blob = blob_of(loan);
+  engine::take_back(std::move(loan));
+  return blob;
 }
 
 /// The text of an error that must be there.
@@ -67,7 +93,7 @@ public:
     for (auto member : members)
       for (auto expert : must(at(member.value).prepare_experts(map)))
         for (auto& peer : engines_)
-          if (auto blob = peer->export_expert(expert)) {
+          if (auto blob = expert_blob(*peer, expert)) {
             must(at(member.value).import_expert(view(*blob)));
             break;
           }

@@ -5,6 +5,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -67,6 +68,28 @@ BOOST_AUTO_TEST_CASE(digest_is_xxh64) {
   auto whole = digest64(text.data(), text.size());
   text[77] ^= 1;
   BOOST_TEST(digest64(text.data(), text.size()) != whole);
+}
+
+/// The value is of a word by word computation elsewhere.
+BOOST_AUTO_TEST_CASE(wide_digest_is_the_same_everywhere_and_sees_every_word) {
+  std::vector<unsigned char> bytes(1001);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<unsigned char>(i * 7);
+  const auto* at = bytes.data();
+  const auto whole = wide_digest64(at, 1000);
+  BOOST_TEST(whole == 0x57DEDE870B9FD32FULL);
+  std::memmove(bytes.data() + 1, at, 1000); // at no aligned place
+  BOOST_TEST(wide_digest64(at + 1, 1000) == whole);
+  for (std::size_t i = 1; i < bytes.size(); ++i) {
+    bytes[i] ^= 0x80;
+    BOOST_TEST(wide_digest64(at + 1, 1000) != whole);
+    bytes[i] ^= 0x80;
+  }
+  bytes[1] ^= 1; // or the two stripes would be alike
+  const auto in_order = wide_digest64(at + 1, 1000);
+  std::swap_ranges(bytes.begin() + 1, bytes.begin() + 257, bytes.begin() + 257); // two stripes
+  BOOST_TEST(wide_digest64(at + 1, 1000) != in_order);
+  BOOST_TEST(wide_digest64(at, 999) != wide_digest64(at, 1000));
 }
 
 BOOST_AUTO_TEST_CASE(gemm_is_right_and_row_independent) {

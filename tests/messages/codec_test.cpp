@@ -12,35 +12,55 @@
 using namespace adafloor;
 using testing::arbitrary_envelope;
 
-BOOST_AUTO_TEST_CASE_TEMPLATE(every_message_survives_the_wire, T, all_messages) {
-  BOOST_TEST(rc::check([] {
-    const auto sent = arbitrary_envelope<T>();
+namespace {
+
+struct kind {
+  std::string_view name;
+  envelope (*arbitrary)(); ///< a random envelope whose body is a message of this kind
+};
+
+const kind kinds[] = {
+#define X(n, T) {T::type_name, arbitrary_envelope<T>},
+    ADAFLOOR_FOR_EACH_MESSAGE(X)
+#undef X
+};
+
+/// Holds for a hundred random envelopes of every kind of message.
+template <class Property>
+void holds_for_every_kind(Property property) {
+  for (const auto& k : kinds)
+    BOOST_TEST(rc::check([&] { property(k.arbitrary()); }), k.name);
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(every_message_survives_the_wire) {
+  holds_for_every_kind([](const envelope& sent) {
     const auto got = decode(encode(sent));
     RC_ASSERT(got.has_value());
     RC_ASSERT(*got == sent);
-  }));
+  });
 }
 
-BOOST_AUTO_TEST_CASE_TEMPLATE(every_truncated_frame_is_refused, T, all_messages) {
-  BOOST_TEST(rc::check([] {
-    auto frame = encode(arbitrary_envelope<T>());
+BOOST_AUTO_TEST_CASE(every_truncated_frame_is_refused) {
+  holds_for_every_kind([](const envelope& sent) {
+    auto frame = encode(sent);
     frame.resize(*rc::gen::inRange<std::size_t>(0, frame.size()));
     RC_ASSERT(!decode(frame));
-  }));
+  });
 }
 
-BOOST_AUTO_TEST_CASE_TEMPLATE(a_frame_with_trailing_bytes_is_refused, T, all_messages) {
-  BOOST_TEST(rc::check([] {
-    auto frame = encode(arbitrary_envelope<T>());
+BOOST_AUTO_TEST_CASE(a_frame_with_trailing_bytes_is_refused) {
+  holds_for_every_kind([](const envelope& sent) {
+    auto frame = encode(sent);
     frame.push_back(static_cast<char>(*rc::gen::arbitrary<std::uint8_t>()));
     RC_ASSERT(!decode(frame));
-  }));
+  });
 }
 
-BOOST_AUTO_TEST_CASE_TEMPLATE(a_flipped_byte_never_crashes_and_what_decodes_is_canonical, T,
-                              all_messages) {
-  BOOST_TEST(rc::check([] {
-    auto frame = encode(arbitrary_envelope<T>());
+BOOST_AUTO_TEST_CASE(a_flipped_byte_never_crashes_and_what_decodes_is_canonical) {
+  holds_for_every_kind([](const envelope& sent) {
+    auto frame = encode(sent);
     const auto at = *rc::gen::inRange<std::size_t>(0, frame.size());
     frame[at] = static_cast<char>(*rc::gen::arbitrary<std::uint8_t>());
     if (const auto got = decode(frame)) {
@@ -48,7 +68,7 @@ BOOST_AUTO_TEST_CASE_TEMPLATE(a_flipped_byte_never_crashes_and_what_decodes_is_c
       RC_ASSERT(again.has_value());
       RC_ASSERT(encode(*again) == encode(*got)); // Bytes: a flipped float may be a NaN.
     }
-  }));
+  });
 }
 
 BOOST_AUTO_TEST_CASE(an_enum_out_of_range_is_refused) {

@@ -57,6 +57,18 @@ BOOST_FIXTURE_TEST_CASE(impossible_combinations, workplace) {
   refuses({"--max-response-length", "5000"}, {"--max-response-length 5000", "2048 positions"});
   refuses({"--steps", "1000"}, {"512 prompts", "lower --steps"});
   refuses({"--arms", "vanila"}, {"vanila", "vanilla"});
+  refuses({"--device", "emulated"}, {"needs --workload FILE"});
+  const auto lengths = write("lengths.csv", "epoch,prompt_id,sample,response_tokens\n"
+                                            "a,p,0,5\na,q,0,7\n");
+  const auto replay = [&](std::vector<std::string> more, const std::vector<std::string>& said) {
+    more.insert(more.begin(), {"--device", "emulated", "--workload", lengths, "--ranks", "2",
+                               "--prompts-per-step", "2", "--cost-model", "ascend-eager"});
+    refuses(more, said);
+  };
+  replay({"--time-scale", "0"}, {"--time-scale 0", "above 0"});
+  replay({"--emulated-experts", "5"}, {"--emulated-experts 5", "multiple of the 2 ranks"});
+  replay({"--workload-epoch", "z"}, {"--workload-epoch z", "has the epochs a"});
+  replay({"--workload", path() + "/none.csv"}, {"none.csv", "cannot be read"});
 }
 
 BOOST_FIXTURE_TEST_CASE(unknown_options_and_keys_name_the_nearest, workplace) {

@@ -12,7 +12,9 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -26,11 +28,15 @@ struct program_result {
 };
 
 /// `adafloor ARGUMENTS...` as a child; killed with everything it started when the test ends.
+/// `prefix`: words before it, of a program that becomes it ("ip netns exec NAME ").
 class program {
 public:
-  program(const std::vector<std::string>& arguments, const std::string& log_dir)
+  program(const std::vector<std::string>& arguments, const std::string& log_dir,
+          const std::string& prefix = "")
     : out_path_(log_dir + "/stdout"), err_path_(log_dir + "/stderr") {
-    std::vector<std::string> words{ADAFLOOR_BIN};
+    std::istringstream before(prefix);
+    std::vector<std::string> words{std::istream_iterator<std::string>(before), {}};
+    words.emplace_back(ADAFLOOR_BIN);
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (auto& word : words)
@@ -42,7 +48,7 @@ public:
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     redirect(out_path_, STDOUT_FILENO);
     redirect(err_path_, STDERR_FILENO);
-    execv(argv[0], argv.data());
+    execvp(argv[0], argv.data());
     _exit(127);
   }
   program(const program&) = delete;
@@ -110,6 +116,15 @@ inline std::vector<nlohmann::json> events_of(const std::string& out_dir) {
     if (auto event = nlohmann::json::parse(line, nullptr, false); event.is_object())
       events.push_back(std::move(event));
   return events;
+}
+
+/// Lines of a JSON lines file, all of which must be whole.
+inline std::vector<nlohmann::json> lines_of(const std::string& path) {
+  std::vector<nlohmann::json> lines;
+  std::ifstream file{path};
+  for (std::string line; std::getline(file, line);)
+    lines.push_back(nlohmann::json::parse(line));
+  return lines;
 }
 
 inline std::string shipped_models() {

@@ -21,15 +21,6 @@ double ledger_gap(const json& ledger) {
          / ledger.at("rank_seconds").get<double>();
 }
 
-/// Lines of a JSON lines file, all of which must be whole.
-std::vector<json> lines_of(const std::string& path) {
-  std::vector<json> lines;
-  std::ifstream file{path};
-  for (std::string line; std::getline(file, line);)
-    lines.push_back(json::parse(line));
-  return lines;
-}
-
 std::map<int, std::vector<json>> transitions_by_step(const std::string& out, const char* arm) {
   std::map<int, std::vector<json>> by_step;
   for (const auto& event : events_of(out))

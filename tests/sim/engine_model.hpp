@@ -26,6 +26,9 @@ inline engine_model::engine_model(host& world, rank_id self, std::uint32_t world
   for (auto owner : owners_)
     home_.push_back(owner == self);
   resident_ = home_;
+  log_.lag_max = microseconds{15'000};
+  log_.window = 2;
+  log_.tokens_max = 50;
 }
 
 inline std::uint32_t engine_model::resident_count() const {
@@ -67,6 +70,8 @@ inline void engine_model::handle(const any_message& order) {
     settle();
   else if (auto* weights = std::get_if<update_weights>(&order))
     load(*weights);
+  else if (auto* kept = std::get_if<tokens_kept>(&order))
+    hear(log_, *kept);
   else if (handle_move(order))
     return;
   else if (std::get_if<adafloor::stop>(&order))
@@ -87,6 +92,7 @@ inline void engine_model::admit(const engine_admit& order) {
     live_ = finished_ = 0;
     generated_ = step_ = 0;
     rollout_ = order.rollout;
+    adafloor::begin(log_, rollout_);
   }
   for (const auto& spec : order.requests)
     requests_.push_back({spec, true_tokens(spec), {}, false, false});
@@ -136,10 +142,16 @@ inline void engine_model::read_headers(const step_headers& all) {
 
 inline void engine_model::stop_quietly() {
   quiescent_ = true;
+  log_tokens(true);
   become(rank_state::idle);
   for (auto& work : std::exchange(deferred_, {}))
     work();
   if (ready_epoch_ > epoch_) switch_epoch(microseconds{0});
+}
+
+inline void engine_model::log_tokens(bool all) {
+  while (auto batch = next_batch(log_, all, time_point{world_.clock(self_.value)}))
+    say(std::move(*batch));
 }
 
 inline void engine_model::finish_step(bool all_ready) {
@@ -150,6 +162,8 @@ inline void engine_model::finish_step(bool all_ready) {
   for (auto& r : requests_) {
     if (r.done || r.held) continue;
     world_.note_token(self_, rollout_, r.spec.id, r.generated.size());
+    add(log_, r.spec.id, static_cast<std::uint32_t>(r.generated.size()),
+        r.tokens[r.generated.size()], -0.5f, time_point{world_.clock(self_.value)});
     r.generated.push_back(r.tokens[r.generated.size()]);
     ++generated_;
     if (r.generated.size() < r.tokens.size()) continue;
@@ -162,15 +176,15 @@ inline void engine_model::finish_step(bool all_ready) {
     done.logprobs.assign(r.generated.size(), -0.5f);
     say(std::move(done));
   }
+  log_tokens(false);
   if (live_ != before) report_progress();
   if (all_ready) {
     become(rank_state::transition);
     switch_epoch(world_.rng.delay(10, 500));
   }
-  if (member_)
-    begin_step();
-  else
-    become(rank_state::idle);
+  if (member_) return begin_step();
+  log_tokens(true);
+  become(rank_state::idle);
 }
 
 inline void engine_model::report_progress() {
@@ -258,7 +272,10 @@ inline void engine_model::load(const update_weights& order) {
   const bool refuses = world_.rng.chance(world_.faults().weights_refusal);
   world_.after(self_.value, world_.rng.delay(1'000, 80'000), [this, order, refuses] {
     if (refuses) return say(weights_refused{order.version, "planted refusal"});
-    say(weights_updated{order.version, 10, mix(order.version.value, 99)});
+    weights_updated done{order.version, 10, mix(order.version.value, 99), 0, 0};
+    for (std::uint32_t e = 0; e < owners_.size(); ++e)
+      if (owners_[e] == self_) ++done.expert_tensors, done.expert_digest += e;
+    say(done);
   });
 }
 

@@ -2,6 +2,7 @@
 // What machines speak to in a simulated world: an engine that keeps the rules of the decode loop
 // (protocols.md section 2), a worker of auxiliary work, a recorder with a slow disk.
 #include "planner/protocol/machine.hpp"
+#include "planner/protocol/token_batcher.hpp"
 #include "tests/sim/network.hpp"
 
 #include <functional>
@@ -39,6 +40,7 @@ enum class mutant {
   experts_dropped_on_prepare,
   map_given_from_plan_not_slots,
   member_switches_alone,
+  batch_kept_before_logged,
   timeline_loses_time,
   source_frees_before_commit,
   source_resumes_when_unsure,
@@ -46,6 +48,10 @@ enum class mutant {
   move_number_used_twice,
   leaver_takes_requests,
   held_requests_do_not_count,
+  unclean_return_called_clean,
+  quarantine_is_ignored,
+  units_lost_with_their_lease,
+  unit_given_out_twice,
 };
 const char* name_of(mutant);
 
@@ -158,6 +164,7 @@ private:
   void read_headers(const step_headers&);
   void finish_step(bool all_ready);
   void stop_quietly();
+  void log_tokens(bool all);
   void switch_epoch(microseconds pause);
   void become(rank_state state);
   void say(any_message message);
@@ -178,6 +185,7 @@ private:
   std::uint32_t live_ = 0, finished_ = 0;
   std::uint64_t step_ = 0, generated_ = 0;
   rank_state state_ = rank_state::idle;
+  token_batcher log_;
 };
 
 class worker_model {
@@ -206,6 +214,9 @@ public:
   void handle(const envelope& message);
   std::map<std::pair<rollout_id, request_id>, std::vector<token_id>> responses;
   std::map<std::uint64_t, std::vector<token_id>> answers;
+  /// The token log: by response, token by index.
+  std::map<std::pair<rollout_id, request_id>, std::map<std::uint32_t, token_id>> tokens;
+  std::map<std::pair<rollout_id, rank_id>, std::uint64_t> logged; ///< batches
   std::uint64_t repeated = 0; ///< things given again after they were durable
 
 private:

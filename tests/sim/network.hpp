@@ -48,6 +48,8 @@ struct fault_profile {
   double engine_refusal = 0, slow_prepare = 0; ///< of one engine_prepare
   double wrong_coverage = 0;                   ///< an engine reports one expert too few
   double worker_crash = 0, worker_stubborn = 0;
+  double worker_unclean = 0;        ///< gone, but its memory is not known to be free
+  std::int64_t worker_start_us = 0; ///< most that a worker needs before its first unit
   double weights_refusal = 0;
   double pull_failure = 0; ///< of one round of a moving request
   double no_room = 0;      ///< for one that wants to move in

@@ -26,14 +26,16 @@ inline void worker_model::handle(const any_message& order) {
 
 inline void worker_model::run(const run_unit& order) {
   demand(!stopping_, "I4", "a worker that stops is given work");
+  auto duration = world_.rng.delay(2'000, 60'000);
+  if (!active_ && world_.faults().worker_start_us > 0)
+    duration += world_.rng.delay(0, world_.faults().worker_start_us);
   active_ = true;
   const bool crashes = world_.rng.chance(world_.faults().worker_crash);
-  world_.after(
-      self_.value, world_.rng.delay(2'000, 60'000), [this, order, crashes, process = generation_] {
-        if (process != generation_) return;
-        if (crashes) return gone(order.lease, true);
-        say(work_result{order.lease, order.work.unit, true_answer(order.work)}, microseconds{0});
-      });
+  world_.after(self_.value, duration, [this, order, crashes, process = generation_] {
+    if (process != generation_) return;
+    if (crashes) return gone(order.lease, true);
+    say(work_result{order.lease, order.work.unit, true_answer(order.work)}, microseconds{0});
+  });
 }
 
 inline void worker_model::stop(const stop_worker& order) {
@@ -49,7 +51,9 @@ inline void worker_model::stop(const stop_worker& order) {
 inline void worker_model::gone(lease_id lease, bool forced) {
   active_ = stopping_ = false;
   ++generation_;
-  say(worker_stopped{lease, forced, true}, microseconds{0});
+  const auto chance = world_.faults().worker_unclean;
+  const bool unclean = chance > 0 && world_.rng.chance(chance);
+  say(worker_stopped{lease, forced, !unclean}, microseconds{0});
 }
 
 inline void recorder_model::handle(const envelope& message) {
@@ -63,6 +67,20 @@ inline void recorder_model::handle(const envelope& message) {
           {own, role_at(self_, role_kind::planner), {}, {}, response_kept{key.first, key.second}},
           microseconds{0});
     });
+  } else if (auto* batch = std::get_if<token_batch>(&message.body)) {
+    const auto rank = message.from.rank;
+    demand(batch->sequence == ++logged[{batch->rollout, rank}], "I6",
+           "a batch of tokens is logged twice, or out of order");
+    for (const auto& run : batch->runs)
+      for (std::uint32_t i = 0; i < run.tokens.size(); ++i)
+        demand(tokens[{batch->rollout, run.request}].emplace(run.first + i, run.tokens[i]).second,
+               "I6", "a token is logged twice");
+    world_.tell({own,
+                 role_at(self_, role_kind::planner),
+                 {},
+                 {},
+                 tokens_kept{batch->rollout, rank, batch->sequence}},
+                disk);
   } else if (auto* result = std::get_if<work_result>(&message.body)) {
     world_.after(self_.value, disk, [this, own, result = *result] {
       repeated += !answers.emplace(result.unit, result.tokens).second;

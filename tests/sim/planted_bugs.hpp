@@ -34,6 +34,8 @@ inline const char* name_of(mutant m) {
     return "an engine reports experts that it did not load";
   case mutant::member_switches_alone:
     return "a member switches before every header says so";
+  case mutant::batch_kept_before_logged:
+    return "a batch of tokens is acknowledged before it is in the log";
   case mutant::timeline_loses_time:
     return "a time line loses time";
   case mutant::source_frees_before_commit:
@@ -48,6 +50,14 @@ inline const char* name_of(mutant m) {
     return "a rank that is about to leave takes a request";
   case mutant::held_requests_do_not_count:
     return "requests between two ranks do not count as live";
+  case mutant::unclean_return_called_clean:
+    return "a sidecar calls a return clean without proof";
+  case mutant::quarantine_is_ignored:
+    return "the broker does not tell which ranks are not back";
+  case mutant::units_lost_with_their_lease:
+    return "units that a lease did not finish are forgotten";
+  case mutant::unit_given_out_twice:
+    return "a unit is given out while somebody has it";
   }
   return "?";
 }
@@ -80,6 +90,14 @@ inline void world::plant_before(const envelope& message) {
         n.rank.rollout->inbound.erase(found);
   } else if (bug == mutant::move_number_used_twice) {
     planner.moves_ordered = 0;
+  } else if (bug == mutant::units_lost_with_their_lease) {
+    if (std::get_if<lease_returned>(&message.body) && message.to.role == role_kind::broker)
+      if (auto& lease = broker.ranks[message.from.rank].lease) lease->taken.clear();
+  } else if (bug == mutant::unit_given_out_twice) {
+    if (std::get_if<take_work>(&message.body))
+      for (auto& [number, unit] : broker.units)
+        if (unit.state == broker_machine::unit_state::taken)
+          broker.queues.at(unit.work.queue).waiting.insert(number);
   } else if (bug == mutant::leaver_takes_requests) {
     if (std::get_if<move_offer>(&message.body) && n.rank.transition)
       n.rank.transition->plan.leavers.clear();
@@ -94,6 +112,13 @@ inline void world::plant(const envelope& message, effects& out) {
     if (auto* done = std::get_if<response>(&message.body))
       out.push_back(
           {self, message.from, {}, planner.who.stamp, response_kept{done->rollout, done->request}});
+  } else if (bug == mutant::batch_kept_before_logged && self.role == role_kind::planner) {
+    if (auto* batch = std::get_if<token_batch>(&message.body))
+      out.push_back({self,
+                     message.from,
+                     {},
+                     planner.who.stamp,
+                     tokens_kept{batch->rollout, message.from.rank, batch->sequence}});
   } else if (bug == mutant::gate_lends_members && self.role == role_kind::planner) {
     if (auto* done = std::get_if<prepared>(&message.body))
       out.push_back({role_at(rank_id{0}, role_kind::planner),
@@ -116,6 +141,13 @@ inline void world::plant(const envelope& message, effects& out) {
     for (auto& m : out)
       if (auto* recall = std::get_if<recall_leases>(&m.body))
         m = {m.to, self, {}, m.stamp, leases_recalled{recall->rollout, {}}};
+  } else if (bug == mutant::unclean_return_called_clean && self.role == role_kind::rank) {
+    nodes[self.rank.value].rank.device_unclean = false;
+    for (auto& m : out)
+      if (auto* back = std::get_if<lease_returned>(&m.body)) back->clean = true;
+  } else if (bug == mutant::quarantine_is_ignored && self.role == role_kind::broker) {
+    for (auto& m : out)
+      if (auto* back = std::get_if<leases_recalled>(&m.body)) back->unreturned.clear();
   } else if (bug == mutant::timeline_loses_time && self.role == role_kind::rank) {
     for (auto& m : out)
       if (auto* report = std::get_if<rollout_report>(&m.body); report && !report->intervals.empty())

@@ -22,7 +22,10 @@ struct scenario {
   std::uint32_t rollouts = 2;
   std::uint32_t requests = 24; ///< per rollout
   std::uint32_t max_tokens = 96;
-  std::uint32_t units = 60; ///< of auxiliary work
+  std::uint32_t units = 60;         ///< of auxiliary work
+  std::vector<queue_policy> queues; ///< that the units are dealt to; number = index
+  pace_config pace;                 ///< when lending is cut
+  double slow_leases = 0;           ///< chance of a step that tells so, per tick
   std::vector<std::uint32_t> exits{4, 2};
   fault_profile faults;
   microseconds faults_end{4'000'000};
@@ -61,6 +64,8 @@ struct trainer_model {
   std::vector<rollout_done> done;
   std::vector<rollout_failed> failed;
   std::vector<lease_record> leases;
+  std::vector<rank_quarantined> quarantined;
+  std::uint32_t group_size = 0; ///< before the running rollout
   std::vector<request_moved> moves;
 };
 
@@ -129,6 +134,7 @@ private:
   void send(envelope message);
   void tick_node(std::uint32_t n);
   void order_some_move(effects& out);
+  void slow_down(effects& out);
   void order_moves_to_leavers(effects& out);
   void note_delivery(const envelope& message);
   void write_trace(const char* what_happened, const envelope& message);

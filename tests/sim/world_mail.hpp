@@ -161,10 +161,14 @@ inline void world::next_order() {
   const auto self = role_at(rank_id{0}, role_kind::trainer);
   const auto to_planner = role_at(rank_id{0}, role_kind::planner);
   if (t.next_rollout == 1 && t.version == 1) {
+    const auto to_broker = role_at(rank_id{0}, role_kind::broker);
+    for (const auto& queue : what.queues)
+      local_.push_back({self, to_broker, {}, {}, queue});
     queue_work work;
     for (std::uint32_t i = 0; i < what.units; ++i)
-      work.units.push_back({i + 1, std::vector<token_id>(i % 5 + 1, 7), 4});
-    local_.push_back({self, role_at(rank_id{0}, role_kind::broker), {}, {}, work});
+      work.units.push_back({i + 1, std::vector<token_id>(i % 5 + 1, 7), 4,
+                            i % std::max<std::uint32_t>(1, what.queues.size())});
+    local_.push_back({self, to_broker, {}, {}, work});
   }
   const bool update_due = what.update_weights && t.version < t.next_rollout;
   const bool broken = planner.now_in == planner_machine::phase::failed;
@@ -173,7 +177,13 @@ inline void world::next_order() {
     local_.push_back({self, to_planner, {}, {}, stop{"done"}});
   } else if (update_due) {
     t.now_in = trainer_model::stage::weights;
-    local_.push_back({self, to_planner, {}, {}, update_weights{weights_id{t.version + 1}, "v"}});
+    local_.push_back(
+        {self,
+         to_planner,
+         {},
+         {},
+         update_weights{weights_id{t.version + 1}, "v", 10 + what.experts,
+                        mix(t.version + 1, 99) + what.experts * (what.experts - 1) / 2}});
   } else {
     t.now_in = trainer_model::stage::rollout;
     order_rollout();
@@ -190,6 +200,7 @@ inline void world::to_trainer(const envelope& message) {
   } else if (auto* done = std::get_if<rollout_done>(&message.body)) {
     t.done.push_back(*done);
     check_rollout_done(*this, *done);
+    t.group_size = static_cast<std::uint32_t>(planner.world.size());
     ++t.next_rollout;
     go_on();
   } else if (auto* failed = std::get_if<rollout_failed>(&message.body)) {
@@ -202,6 +213,9 @@ inline void world::to_trainer(const envelope& message) {
     go_on();
   } else if (auto* lease = std::get_if<lease_record>(&message.body)) {
     t.leases.push_back(*lease);
+  } else if (auto* away = std::get_if<rank_quarantined>(&message.body)) {
+    check_quarantine(*this, *away);
+    t.quarantined.push_back(*away);
   } else if (auto* moved = std::get_if<request_moved>(&message.body)) {
     t.moves.push_back(*moved);
   } else if (std::get_if<stopped>(&message.body)) {

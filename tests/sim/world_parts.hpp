@@ -29,6 +29,7 @@ inline broker_config broker_settings(const scenario& s) {
   c.grace = microseconds{300'000};
   c.window_min = microseconds{0};
   c.return_margin = microseconds{s.unkillable ? 3'000'000 : 20'000'000};
+  c.pace = s.pace;
   return c;
 }
 
@@ -75,12 +76,54 @@ inline scenario scenario_of(std::uint64_t seed) {
   return s;
 }
 
+/// Leases above all: many ranks leave in several stages and lend to several queues, workers are
+/// slow to start, die, do not stop and leave memory behind, and lending is cut and goes on all the
+/// time.
+inline scenario lease_scenario_of(std::uint64_t seed) {
+  random_stream rng(seed ^ 0x1ea5e);
+  scenario s;
+  s.seed = seed;
+  const std::uint32_t sizes[] = {4, 8, 8, 16};
+  s.world_size = sizes[rng.below(4)];
+  s.experts = s.world_size;
+  s.rollouts = static_cast<std::uint32_t>(rng.between(2, 3));
+  s.requests = static_cast<std::uint32_t>(rng.between(s.world_size / 2, s.world_size * 2));
+  s.max_tokens = static_cast<std::uint32_t>(rng.between(40, 160));
+  s.units = static_cast<std::uint32_t>(rng.between(20, 150));
+  s.exits.clear();
+  for (auto to = s.world_size - 1; to >= 1; to = to > 3 ? to * 2 / 3 : to - 1)
+    s.exits.push_back(to);
+  for (std::uint32_t q = 0, count = 1 + rng.below(4); q < count; ++q)
+    s.queues.push_back({q, static_cast<std::uint32_t>(rng.below(2)),
+                        static_cast<std::uint32_t>(rng.between(1, 4)), rng.delay(0, 100'000),
+                        rng.delay(0, 60'000)});
+  auto& f = s.faults;
+  if (rng.chance(0.6)) f.loss = 0.35 * static_cast<double>(rng.below(100)) / 100;
+  if (rng.chance(0.5)) f.doubling = 0.3;
+  if (rng.chance(0.5)) f.late = 0.15;
+  if (rng.chance(0.5)) f.worker_crash = 0.15;
+  if (rng.chance(0.5)) f.worker_stubborn = 0.6;
+  if (rng.chance(0.3)) f.worker_unclean = 0.1;
+  if (rng.chance(0.5)) f.worker_start_us = 300'000;
+  if (rng.chance(0.3)) f.pause = 0.004;
+  if (rng.chance(0.2)) f.engine_refusal = 0.1;
+  const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
+  s.fault_at = rng.delay(0, 1'500'000);
+  const auto kind = rng.below(12);
+  if (kind == 0) s.crash = victim;
+  if (kind <= 2 && kind > 0) s.unkillable = victim;
+  s.pace = {0.01, 1, 1, microseconds{100'000}, microseconds{80'000}, microseconds{1000}, 1, 0.5, 3};
+  if (rng.chance(0.4)) s.slow_leases = 0.1;
+  return s;
+}
+
 inline world::world(scenario s)
   : what(std::move(s)), current_faults(what.faults),
     planner(planner_settings(what), first_fence(), now),
     broker(broker_settings(what), first_fence().term),
     membership({rank_id{0}, what.world_size, microseconds{3'000'000}}, first_fence().term, now) {
   rng = random_stream(what.seed);
+  trainer.group_size = what.world_size;
   bug = what.bug;
   for (std::uint32_t r = 0; r < what.world_size; ++r) {
     const incarnation_id incarnation{rng.next() | 1};
@@ -91,6 +134,7 @@ inline world::world(scenario s)
     rank.incarnation = incarnation;
     rank.response_window = 2;
     rank.handoff.copy_max = microseconds{300'000};
+    rank.token_window = 2;
     sidecar_config sidecar;
     sidecar.self = rank_id{r};
     sidecar.kill_max = microseconds{500'000};
@@ -153,12 +197,20 @@ inline void world::tick_node(std::uint32_t n) {
     tick(membership, now, out);
     tick(planner, now, out);
     if (what.moves > 0 && rng.chance(what.moves)) order_some_move(out);
+    if (what.slow_leases > 0 && rng.chance(what.slow_leases)) slow_down(out);
     tick(broker, now, out);
   }
   route(n, out);
   if (rng.chance(current_faults.pause))
     nodes[n].paused_until = now + rng.delay(1'000, current_faults.pause_max_us);
   after(n, microseconds{10'000}, [this, n] { tick_node(n); });
+}
+
+/// As if steps with leases took twice as long as those without.
+inline void world::slow_down(effects& out) {
+  const microseconds step{broker.pace.lending ? 2 : 1};
+  const decode_pace pace{planner.who.stamp.epoch, 1, 1, 1, step};
+  post(planner.who, role_at(rank_id{0}, role_kind::broker), pace, out);
 }
 
 /// Any request, to any rank: the planner decides whether that makes sense.

@@ -91,6 +91,32 @@ BOOST_AUTO_TEST_CASE(rendezvous_serves_where_memory_cannot_be_read_directly) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(bytes_that_lie_in_several_places_arrive_as_one) {
+  const auto in_parts = [](std::size_t count) {
+    return [count](rank_id, const std::string& key) {
+      auto all = *provide(key);
+      const auto whole = all.bytes;
+      const std::size_t each = whole.size / count;
+      all.bytes.size = each;
+      for (std::size_t i = 1; i < count; ++i)
+        all.rest.push_back({whole.data + i * each, i + 1 < count ? each : whole.size - i * each});
+      all.sealed = count % 2 == 1;
+      return result<shared_bytes>(all);
+    };
+  };
+  for (const bool single_copy : {true, false})
+    for (const std::size_t parts : {2, 3, 250, 1000}) {
+      auto o = options_of(0, 2, 10);
+      o.single_copy = single_copy;
+      pair_of_processes p(o, options_of(1, 2, 11), in_parts(parts));
+      for (const std::size_t size : {1000, 8193, 1'000'003, 13'000'000}) {
+        auto got = p.a->fetch_now(rank_id{1}, std::to_string(size), patience);
+        BOOST_TEST(same(got, size), parts << " parts of " << size);
+        BOOST_TEST(same(p.b->fetch_now(rank_id{1}, std::to_string(size), patience), size));
+      }
+    }
+}
+
 BOOST_AUTO_TEST_CASE(buffers_are_used_again) {
   pair_of_processes p;
   for (int i = 0; i < 50; ++i)

@@ -108,6 +108,44 @@ BOOST_FIXTURE_TEST_CASE(a_straggler_moves_only_when_the_exit_is_due, ruled_world
   BOOST_TEST(next_members() == (ranks{2, 3}), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(in_lockstep_an_exit_is_decided_on_what_all_members_told_of_the_step) {
+  ruled_world w(4, 2);
+  w.machine.config.lockstep = true;
+  w.start(rules_of(natural, off), {{50, 2}});
+  const auto told = [&](std::uint32_t rank, std::uint64_t step, std::uint32_t finished) {
+    return w.rank(rank, rank_progress{rollout_id{1}, epoch_id{1}, step, 2 - finished, finished, 0});
+  };
+  // Ranks 1, 2 and 3 end at step 10, rank 0 goes on.
+  for (std::uint32_t i : {1u, 5u, 2u, 6u, 3u})
+    w.end(i, i % 4, 10);
+  for (std::uint32_t r : {0u, 1u, 2u})
+    told(r, 10, r == 0 ? 0 : 2);
+  BOOST_TEST(!w.preparing()); // with what is known rank 3 would stay
+  told(3, 10, 2);
+  BOOST_TEST(!w.preparing()); // its second response is still on the way
+  const auto out = w.end(7, 3, 10);
+  BOOST_TEST(w.preparing());
+  // All but the last response are acknowledged: no time passes before the decision is through.
+  BOOST_TEST(sent<response_kept>(out, role_kind::rank).size() == 1u);
+  BOOST_TEST(w.machine.rollout->held.has_value());
+  BOOST_TEST(sent<response_kept>(w.carry_through(), role_kind::rank).size() == 1u);
+  // Where nothing is to be decided it is acknowledged at once.
+  told(0, 20, 1);
+  BOOST_TEST(sent<response_kept>(w.end(0, 0, 20), role_kind::rank).empty());
+  const auto other = w.machine.members.back().value;
+  BOOST_TEST(sent<response_kept>(told(other, 20, 2), role_kind::rank).size() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(in_lockstep_a_silent_member_does_not_stop_time_for_ever) {
+  ruled_world w(4, 2);
+  w.machine.config.lockstep = true;
+  w.start(rules_of(natural, off), {{50, 2}});
+  BOOST_TEST(sent<response_kept>(w.end(1, 1, 10), role_kind::rank).empty());
+  BOOST_TEST(
+      sent<response_kept>(w.wait(w.machine.config.lockstep_max + ms(20)), role_kind::rank).size()
+      == 1u);
+}
+
 BOOST_AUTO_TEST_CASE(consolidation_packs_as_soon_as_the_rest_fits_fewer_ranks) {
   ruled_world w(4, 2, 3);
   w.start(rules_of(natural, consolidate), {{50, 3}, {60, 2}});

@@ -2,7 +2,7 @@
 #define BOOST_TEST_MODULE protocol_leases
 #include "planner/protocol/broker.hpp"
 #include "planner/protocol/sidecar.hpp"
-#include "tests/planner/protocol/fixture.hpp"
+#include "tests/planner/protocol/lease_bench.hpp"
 
 #include <boost/test/unit_test.hpp>
 
@@ -11,25 +11,13 @@ using namespace adafloor::testing;
 
 namespace {
 
-struct broker_bench : bench<broker_machine> {
-  broker_bench() : bench(broker_machine(config(), term_id{1})) {}
+struct broker_bench : lease_bench {
+  broker_bench() : lease_bench(config()) {}
   static broker_config config() {
-    broker_config c;
+    auto c = quick();
     c.duration = ms(400);
     c.renew = ms(100);
-    c.grace = ms(200);
-    c.return_margin = ms(300);
-    c.window_min = ms(50);
     return c;
-  }
-  effects local(role_kind role, any_message m) {
-    return tell(say(0, role, machine.who.self, std::move(m)));
-  }
-  effects rank(std::uint32_t r, any_message m) {
-    return tell(say(r, role_kind::rank, machine.who.self, std::move(m)));
-  }
-  effects sidecar(std::uint32_t r, any_message m) {
-    return tell(say(r, role_kind::sidecar, machine.who.self, std::move(m)));
   }
   effects free_rank(std::uint32_t r, std::uint64_t epoch = 2) {
     return local(role_kind::planner, rank_available{rank_id{r}, epoch_id{epoch}, ms(1000)});
@@ -65,6 +53,7 @@ struct sidecar_bench : bench<sidecar_machine> {
   static sidecar_config config() {
     sidecar_config c;
     c.self = rank_id{3};
+    c.together = 1;
     c.prefetch = 2;
     c.kill_max = ms(300);
     return c;
@@ -157,7 +146,7 @@ BOOST_AUTO_TEST_CASE(units_of_a_returned_lease_are_done_by_another) {
   const auto id = lend(2);
   take(2, id, 1, 2);
   rank(2, lease_returned{id, false, true, 0});
-  BOOST_TEST(machine.waiting.size() == 2u);
+  BOOST_TEST(machine.units_waiting() == 2u);
   BOOST_TEST(sidecar(2, work_result{id, 1, {7}}).empty()); // fenced: the lease is over
   BOOST_TEST(machine.drops.stale_lease == 1u);
   const auto next = lend(3);
@@ -205,7 +194,8 @@ BOOST_AUTO_TEST_CASE(a_lease_that_does_not_return_is_reported_and_never_assumed_
   local(role_kind::planner, recall_leases{rollout_id{1}});
   const auto answer = sent<leases_recalled>(wait(ms(560)));
   BOOST_REQUIRE_EQUAL(answer.size(), 1u);
-  BOOST_TEST((answer[0].unreturned == std::vector<rank_id>{rank_id{2}}));
+  BOOST_REQUIRE_EQUAL(answer[0].unreturned.size(), 1u);
+  BOOST_TEST((answer[0].unreturned[0].rank == rank_id{2} && answer[0].unreturned[0].lease == id));
   BOOST_TEST(sent<lease_grant>(free_rank(2, 9)).empty());
   const auto proof = rank(2, lease_returned{id, true, true, 0}); // though late
   BOOST_TEST(sent<lease_grant>(proof).size() == 1u);
@@ -218,7 +208,8 @@ BOOST_AUTO_TEST_CASE(an_unclean_return_keeps_the_rank_out) {
   const auto answer =
       sent<leases_recalled>(local(role_kind::planner, recall_leases{rollout_id{1}}));
   BOOST_REQUIRE_EQUAL(answer.size(), 1u);
-  BOOST_TEST((answer[0].unreturned == std::vector<rank_id>{rank_id{2}}));
+  BOOST_REQUIRE_EQUAL(answer[0].unreturned.size(), 1u);
+  BOOST_TEST((answer[0].unreturned[0].rank == rank_id{2} && answer[0].unreturned[0].lease == id));
 }
 
 BOOST_AUTO_TEST_CASE(work_of_a_lost_rank_is_done_by_another) {
@@ -263,6 +254,39 @@ BOOST_AUTO_TEST_CASE(one_unit_runs_at_a_time_and_the_next_are_fetched_ahead) {
   BOOST_TEST(sent<work_result>(wait(ms(60))).size() == 1u);
   broker(work_kept{id, 1});
   BOOST_TEST(sent<work_result>(wait(ms(60))).empty());
+}
+
+BOOST_AUTO_TEST_CASE(a_model_runs_units_together_and_commands_run_alone) {
+  machine.config.together = 2;
+  grant();
+  auto out = broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
+  BOOST_TEST(sent<run_unit>(out).size() == 2u);
+  const auto command = [](std::uint64_t unit) {
+    return work_unit{unit, {}, 0, 2, work_kind::exec};
+  };
+  out = worker(work_result{id, 2, {5}});
+  BOOST_TEST(sent<run_unit>(out)[0].work.unit == 3u);
+  out = broker(work_units{id, 2, {command(4), command(5)}});
+  BOOST_TEST(sent<run_unit>(out).empty());
+  BOOST_TEST(sent<run_unit>(worker(work_result{id, 1, {5}})).empty());
+  out = worker(work_result{id, 3, {5}});
+  BOOST_REQUIRE_EQUAL(sent<run_unit>(out).size(), 1u);
+  BOOST_TEST(sent<run_unit>(out)[0].work.unit == 4u);
+  BOOST_TEST(worker(work_result{id, 3, {5}}).empty()); // doubled
+}
+
+BOOST_AUTO_TEST_CASE(short_units_are_fetched_further_ahead) {
+  machine.config.ahead = ms(50);
+  grant();
+  broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
+  worker(work_result{id, 1, {5}});
+  wait(ms(10));
+  worker(work_result{id, 2, {5}});
+  BOOST_REQUIRE(machine.asked.has_value());
+  broker(work_units{id, machine.asked->batch, {}}); // so that it asks anew
+  const auto again = sent<take_work>(wait(ms(300)));
+  BOOST_REQUIRE(!again.empty());
+  BOOST_TEST(again.front().count == 5u); // of 10 ms each
 }
 
 BOOST_AUTO_TEST_CASE(an_empty_queue_is_asked_again_after_a_pause) {

@@ -27,7 +27,7 @@ struct planner_bench : bench<planner_machine> {
     return tell(say(0, role, machine.who.self, std::move(m)));
   }
   begin_rollout order(std::vector<std::uint32_t> exits, std::uint64_t id = 1) const {
-    begin_rollout b{rollout_id{id}, {}, {}, {}, 100};
+    begin_rollout b{rollout_id{id}, {}, {}, {}, 100, {}};
     for (std::uint32_t r = 0; r < world; ++r) {
       b.requests.push_back({request_id{r}, r, {1}, 9, {}});
       b.homes.emplace_back(r);

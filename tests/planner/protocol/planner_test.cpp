@@ -295,17 +295,79 @@ BOOST_FIXTURE_TEST_CASE(leases_come_back_before_the_full_world_does, planner_ben
   BOOST_TEST((machine.now_in == phase::running));
 }
 
-BOOST_FIXTURE_TEST_CASE(an_unreturned_rank_is_named_and_the_world_stays_closed, planner_bench) {
-  run({4});
-  finish_all_but({4, 5, 6, 7});
+/// A rollout with a contraction to ranks 0 to 3 in which all is generated.
+struct quarantine_bench : planner_bench {
+  quarantine_bench() {
+    run({4});
+    finish_all_but({4, 5, 6, 7});
+    carry_through();
+    for (auto r : machine.world)
+      if (!holds(r)) away = r;
+    finish_all_but({0, 1, 2, 3});
+  }
+  bool holds(rank_id r) const {
+    return std::count(machine.members.begin(), machine.members.end(), r) > 0;
+  }
+  /// The broker has everything back but what `away` had.
+  effects recalled() {
+    return local(role_kind::broker,
+                 leases_recalled{rollout_id{1}, {{away, {epoch_id{2}, 7}, "not gone"}}});
+  }
+  effects report_all(std::uint64_t id) {
+    effects out;
+    for (const auto& [r, part] : std::map(machine.rollout->ranks)) {
+      const auto more = rank(r.value, rollout_report{rollout_id{id}, {}});
+      out.insert(out.end(), more.begin(), more.end());
+    }
+    return out;
+  }
+  rank_id away;
+};
+
+BOOST_FIXTURE_TEST_CASE(an_unreturned_rank_is_named_and_the_others_go_on, quarantine_bench) {
+  const auto out = recalled();
+  BOOST_TEST(sent<rollout_failed>(out).empty());
+  const auto named = sent<rank_quarantined>(out, role_kind::trainer);
+  BOOST_REQUIRE_EQUAL(named.size(), 1u);
+  BOOST_TEST((named[0].rank == away && named[0].world_size == 7));
+  BOOST_TEST(named[0].text.find("rank " + std::to_string(away.value) + ": the end of lease 2.7")
+             != std::string::npos);
+  const auto plans = sent<prepare_transition>(out);
+  BOOST_REQUIRE_EQUAL(plans.size(), 7u); // it is not asked to take part
+  BOOST_TEST(plans[0].members.size() == 7u);
+  BOOST_TEST(std::count(plans[0].members.begin(), plans[0].members.end(), away) == 0);
+  BOOST_TEST(experts_of(plans[0].owners, away) == 0u);
   carry_through();
-  finish_all_but({0, 1, 2, 3});
-  const auto out =
-      local(role_kind::broker, leases_recalled{rollout_id{1}, {rank_id{2}, rank_id{3}}});
-  BOOST_TEST(sent<prepare_transition>(out).empty());
-  const auto failed = sent<rollout_failed>(out);
-  BOOST_REQUIRE_EQUAL(failed.size(), 1u);
-  BOOST_TEST(failed[0].text.find("rank 2, 3") != std::string::npos);
+  const auto done = sent<rollout_done>(report_all(1)); // its books count, too
+  BOOST_REQUIRE_EQUAL(done.size(), 1u);
+  BOOST_TEST(done[0].transitions.back().to == 7u);
+}
+
+BOOST_FIXTURE_TEST_CASE(later_rollouts_do_without_the_rank_in_quarantine, quarantine_bench) {
+  recalled();
+  carry_through();
+  report_all(1);
+  const auto admitted = sent<admit_requests>(local(role_kind::trainer, order({7, 4}, 2)));
+  BOOST_REQUIRE_EQUAL(admitted.size(), 7u);
+  std::size_t requests = 0;
+  for (const auto& part : admitted)
+    requests += part.requests.size();
+  BOOST_TEST(requests == 8u); // those of its own went to another rank
+  BOOST_TEST(machine.rollout->decision.plan.exits.size() == 1u);
+  BOOST_TEST(rank(away.value, engine_failed{away, false, "late"}).empty());
+  local(role_kind::membership, member_lost{away, process_of(away.value), "killed at last"});
+  BOOST_TEST((machine.now_in != phase::failed));
+  const auto stops = sent<stop>(local(role_kind::trainer, stop{"done"}), role_kind::rank);
+  BOOST_TEST(stops.size() == 7u); // the lost one is not waited for
+}
+
+BOOST_FIXTURE_TEST_CASE(a_rank_in_quarantine_loads_no_weights_but_is_stopped, quarantine_bench) {
+  recalled();
+  carry_through();
+  report_all(1);
+  const update_weights order{weights_id{2}, "v2", 0, 0};
+  BOOST_TEST(sent<update_weights>(local(role_kind::trainer, order)).size() == 7u);
+  BOOST_TEST(sent<stop>(local(role_kind::trainer, stop{"done"}), role_kind::rank).size() == 8u);
 }
 
 BOOST_FIXTURE_TEST_CASE(a_contraction_under_way_at_the_end_is_undone, planner_bench) {
@@ -381,6 +443,33 @@ BOOST_FIXTURE_TEST_CASE(half_loaded_weights_are_never_served, small_world) {
   for (std::uint32_t r = 0; r < 4; ++r)
     out = rank(r, weights_updated{weights_id{3}, 7, 50});
   BOOST_TEST(sent<weights_updated>(out, role_kind::trainer).size() == 1u);
+  BOOST_TEST(sent<rollout_failed>(local(role_kind::trainer, order({}))).empty());
+}
+
+/// Experts differ from rank to rank, so they are counted and added up over all ranks.
+BOOST_FIXTURE_TEST_CASE(a_lost_doubled_or_damaged_expert_is_noticed, small_world) {
+  std::uint64_t version = 1;
+  const auto update = [&](std::vector<std::pair<std::uint32_t, std::uint64_t>> experts) {
+    const weights_id id{++version};
+    local(role_kind::trainer, update_weights{id, "x", 7 + 8, 42 + 10 + 20 + 30 + 40});
+    effects out;
+    for (std::uint32_t r = 0; r < 4; ++r)
+      out = rank(r, weights_updated{id, 7, 42, experts[r].first, experts[r].second});
+    return out;
+  };
+  const auto text = [&](const effects& out) {
+    const auto no = sent<weights_refused>(out, role_kind::trainer);
+    return no.size() == 1 ? no[0].text : std::string{};
+  };
+  BOOST_TEST(text(update({{2, 10}, {2, 20}, {2, 30}, {1, 40}})).find("loaded 14 tensors")
+             != std::string::npos);
+  BOOST_TEST(sent<rollout_failed>(local(role_kind::trainer, order({}))).size() == 1u);
+  BOOST_TEST(text(update({{2, 10}, {2, 10}, {2, 30}, {2, 40}})).find("other bytes than x")
+             != std::string::npos);
+  const auto out = update({{2, 10}, {2, 20}, {2, 30}, {2, 40}});
+  const auto done = sent<weights_updated>(out, role_kind::trainer);
+  BOOST_REQUIRE_EQUAL(done.size(), 1u);
+  BOOST_TEST(done[0].expert_tensors == 8u);
   BOOST_TEST(sent<rollout_failed>(local(role_kind::trainer, order({}))).empty());
 }
 

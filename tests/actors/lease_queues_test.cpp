@@ -1,0 +1,133 @@
+// Queues of auxiliary work: what is given out, and what is kept, once.
+#define BOOST_TEST_MODULE lease_queues
+#include "actors/lease_queues.hpp"
+#include "actors/unit_number.hpp"
+#include "tests/support/scratch.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+#include <fstream>
+#include <map>
+
+using namespace adafloor;
+using namespace adafloor::testing;
+
+namespace {
+
+struct bench {
+  scratch_dir place;
+  job task;
+
+  bench() {
+    task.out_dir = place.path();
+    task.arms = {"natural"};
+    task.sidecar.score_with = "self";
+    task.sidecar.exec = "true";
+    task.sidecar.exec_count = 3;
+    task.sidecar.exec_queue = {4, 2};
+  }
+  lease_queues open() const {
+    auto queues = lease_queues::open(task);
+    BOOST_REQUIRE_MESSAGE(queues.has_value(), (queues ? "" : queues.error().text));
+    return std::move(*queues);
+  }
+  std::string file(const char* name) const { return read_file(place.path() + "/" + name); }
+};
+
+std::vector<std::uint64_t> places(const lease_queues& queues) {
+  std::vector<std::uint64_t> found;
+  for (const auto& message : queues.opening())
+    if (const auto* work = std::get_if<queue_work>(&message))
+      for (const auto& unit : work->units) {
+        BOOST_TEST((unit.kind == kind_of_unit(unit.unit)));
+        BOOST_TEST(unit.queue == queue_of(unit.kind));
+        found.push_back(index_of_unit(unit.unit));
+      }
+  return found;
+}
+
+work_result exec_result(std::uint64_t place) {
+  return {{epoch_id(3), 9}, unit_number(work_kind::exec, place), {}, {}, 5, "said \x01 so"};
+}
+
+const fence stamp{term_id(1), epoch_id(3), weights_id(2)};
+
+} // namespace
+
+BOOST_FIXTURE_TEST_CASE(a_result_is_kept_once_and_its_unit_is_not_given_out_again, bench) {
+  {
+    auto queues = open();
+    BOOST_TEST((places(queues) == std::vector<std::uint64_t>{0, 1, 2}));
+    BOOST_TEST(queues.keep(exec_result(1), stamp).value().value().fresh);
+    BOOST_TEST(!queues.keep(exec_result(1), stamp).value().value().fresh);
+    BOOST_TEST(!queues.keep(exec_result(3), stamp).value().has_value());
+    BOOST_TEST(!queues.keep({{}, ~0ULL, {}}, stamp).value().has_value());
+    BOOST_TEST(!queues.keep({{}, 0, {}}, stamp).value().has_value()); // No such queue here.
+  }
+  const auto line = json::parse(file("exec.jsonl"));
+  BOOST_TEST(line["unit"] == 1);
+  BOOST_TEST(line["lease"].dump() == "[3,9]");
+  BOOST_TEST(line["fence"].dump() == R"({"term":1,"epoch":3,"weights_version":2})");
+  BOOST_TEST(line["exit_code"] == 5);
+  BOOST_TEST(line["text"] == "said \x01 so");
+
+  std::ofstream{place.path() + "/exec.jsonl", std::ios::app} << R"({"unit":2,"lea)";
+  auto again = open();
+  BOOST_TEST((places(again) == std::vector<std::uint64_t>{0, 2}));
+  BOOST_TEST(!again.keep(exec_result(1), stamp).value().value().fresh);
+  BOOST_TEST(again.keep(exec_result(2), stamp).value().value().fresh);
+  BOOST_TEST(again.duplicates().value() == 0U);
+  std::ofstream{place.path() + "/exec.jsonl", std::ios::app} << "{\"unit\":2}\n";
+  BOOST_TEST(again.duplicates().value() == 1U);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_response_is_scored_once_by_the_policy_of_its_step, bench) {
+  const lease_queues::scored_response who{0, 0, 1, 4, "p4", 6};
+  std::uint64_t number = 0;
+  {
+    auto queues = open();
+    const auto unit = queues.score(who, {1, 2}, {3, 4}, "/policy");
+    BOOST_REQUIRE(unit.has_value());
+    number = unit->unit;
+    BOOST_TEST(unit->model == "/policy");
+    BOOST_TEST(unit->prompt.size() == 2U);
+    BOOST_TEST((unit->response == std::vector<token_id>{3, 4}));
+    BOOST_TEST(queues.keep({{epoch_id(3), 9}, number, {}, {-0.25F, -0.1F}}, stamp).value()->fresh);
+  }
+  const auto line = json::parse(file("scores.jsonl"));
+  BOOST_TEST(line["prompt_id"] == "p4");
+  BOOST_TEST(line["sample"] == 6);
+  BOOST_TEST(line["logprobs"].dump() == "[-0.25,-0.1]");
+  auto again = open();
+  BOOST_TEST(!again.score(who, {1, 2}, {3, 4}, "/policy").has_value());
+  auto other = who;
+  other.sample = 7;
+  BOOST_TEST(again.score(other, {1, 2}, {3}, "/policy").value().unit != number);
+}
+
+BOOST_FIXTURE_TEST_CASE(queues_have_their_priorities_and_weights, bench) {
+  std::map<std::uint32_t, queue_policy> told;
+  for (const auto& message : open().opening())
+    if (const auto* policy = std::get_if<queue_policy>(&message)) told[policy->queue] = *policy;
+  BOOST_TEST(told.size() == 2U);
+  BOOST_TEST(told[queue_of(work_kind::exec)].priority == 4U);
+  BOOST_TEST(told[queue_of(work_kind::exec)].weight == 2U);
+  BOOST_TEST(told[queue_of(work_kind::score)].priority == 1U);
+}
+
+BOOST_FIXTURE_TEST_CASE(commands_are_read_from_lines_and_wrong_ones_named, bench) {
+  const auto path = place.path() + "/commands.jsonl";
+  const auto write = [&](const char* text) { std::ofstream{path} << text; };
+  write("{\"command\": \"echo a\"}\n\n{\"command\": [\"/bin/echo\", \"b c\"]}\n");
+  const auto commands = load_commands(path);
+  BOOST_REQUIRE(commands.has_value());
+  BOOST_TEST((commands->at(0) == std::vector<std::string>{"/bin/sh", "-c", "echo a"}));
+  BOOST_TEST((commands->at(1) == std::vector<std::string>{"/bin/echo", "b c"}));
+  for (const char* wrong : {"{\"command\": []}", "{\"command\": [1]}", "{}", "echo", "[1]"}) {
+    write(wrong);
+    BOOST_TEST(load_commands(path).error().text.find(path + ":1: must be") == 0U, wrong);
+  }
+  write("\n");
+  BOOST_TEST(!load_commands(path).has_value());
+  BOOST_TEST(!load_commands(path + "-not-there").has_value());
+}

@@ -1,0 +1,198 @@
+// Auxiliary work of every kind on leased ranks: exactly once, whatever is killed.
+#define BOOST_TEST_MODULE leases
+#include "tests/process/program.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+
+using namespace adafloor::testing;
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+namespace {
+
+/// Complete lines while somebody writes.
+std::size_t count_lines(const std::string& path) {
+  const auto text = read_file(path);
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+/// A run whose tails leave ranks to auxiliary work; `more` comes last.
+std::vector<std::string> words(const std::string& out, const char* steps,
+                               const std::vector<std::string>& more) {
+  std::vector<std::string> all{"run", "--arms", "natural", "--out", out, "--steps", steps};
+  for (const char* word : {"--ranks", "4", "--floor", "2", "--n", "4", "--lease-max-slowdown", "0",
+                           "--lease-min-window-seconds", "0.05"})
+    all.push_back(word);
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// A step with one long response on emulated ranks: the others are free for seconds.
+std::vector<std::string> long_tail(const scratch_dir& place, const std::vector<std::string>& more) {
+  const auto path = place.path() + "/lengths.csv";
+  std::ofstream file{path};
+  file << "epoch,position,prompt_id,sample,prompt_tokens,response_tokens,truncated\n";
+  for (const char* epoch : {"a", "b"})
+    for (int prompt = 0; prompt < 8; ++prompt)
+      file << epoch << ',' << prompt << ",p" << prompt << ",0,10," << (prompt == 0 ? 3000 : 20)
+           << ",0\n";
+  std::vector<std::string> all{"run", "--workload", path, "--out", place.path() + "/out"};
+  for (const char* word :
+       {"--device", "emulated", "--cost-model", "ascend-eager", "--workload-epoch", "b",
+        "--history-epochs", "a", "--ranks", "4", "--floor", "2", "--arms", "natural",
+        "--time-scale", "0.05", "--lease-max-slowdown", "0"})
+    all.push_back(word);
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+json arm_of(const std::string& out) {
+  return json::parse(read_file(out + "/run.json"))["arms"][0];
+}
+
+/// All units 0 .. count - 1 have one line each.
+void check_once(const std::vector<json>& lines, std::size_t count) {
+  std::set<std::uint64_t> seen;
+  for (const auto& line : lines)
+    BOOST_TEST(seen.insert(line.at("unit").get<std::uint64_t>()).second, line.dump());
+  BOOST_TEST(seen.size() == count);
+  if (!seen.empty()) BOOST_TEST(*seen.rbegin() < count);
+}
+
+void check_restored(const std::string& out) {
+  std::map<int, json> last;
+  for (const auto& event : events_of(out))
+    if (event["event"] == "transition") last[event["step"].get<int>()] = event;
+  BOOST_TEST(!last.empty());
+  for (const auto& [step, transition] : last)
+    BOOST_TEST(transition["to"] == 4, transition.dump());
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(scores_of_the_same_model_are_the_bits_that_it_gave_while_generating) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto ended = run_program(
+      words(out, "3",
+            {"--sidecar-model", "none", "--lease-score-with", "self", "--temperature", "0.9"}),
+      place.path());
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  std::map<std::string, json> given;
+  const auto key = [](const json& line) {
+    return line["arm"].dump() + line["epoch"].dump() + line["prompt_id"].dump()
+           + line["sample"].dump();
+  };
+  for (const auto& line : lines_of(out + "/responses.jsonl"))
+    given[key(line)] = line["logprobs"];
+  const auto scores = lines_of(out + "/scores.jsonl");
+  std::set<std::string> scored;
+  for (const auto& line : scores) {
+    BOOST_TEST(scored.insert(key(line)).second, line.dump());
+    BOOST_REQUIRE_MESSAGE(given.count(key(line)) == 1, line.dump());
+    // Shortest decimals that read back: equal text is equal bits.
+    BOOST_TEST(line["logprobs"] == given[key(line)], key(line));
+    BOOST_TEST(!line["logprobs"].empty());
+  }
+  BOOST_TEST(scores.size() > 0U);
+  BOOST_TEST(arm_of(out)["sidecar"]["scored"] == scores.size());
+  BOOST_TEST(arm_of(out)["sidecar"]["duplicates"] == 0);
+}
+
+BOOST_AUTO_TEST_CASE(commands_run_once_each_whichever_of_their_processes_are_killed) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  constexpr std::size_t count = 30;
+  const program run{long_tail(place, {"--lease-exec-count", std::to_string(count), "--lease-exec",
+                                      "sleep 0.05; test -d \"$ADAFLOOR_SCRATCH\" && "
+                                      "echo unit $ADAFLOOR_UNIT on $ADAFLOOR_LEASE_RANK"}),
+                    place.path()};
+  std::srand(7);
+  std::size_t killed = 0;
+  const auto over = [&] { return std::filesystem::exists(out + "/run.json"); };
+  comes_true(
+      [&] {
+        for (const auto pid : processes_with("unit $ADAFLOOR_UNIT")) // The launcher has it, too.
+          if (pid != run.pid() && killed < 10 && std::rand() % 8 == 0)
+            killed += kill(pid, SIGKILL) == 0 ? 1 : 0;
+        return over();
+      },
+      240s);
+  BOOST_REQUIRE(over());
+  BOOST_TEST(killed > 0U);
+  const auto results = lines_of(out + "/exec.jsonl");
+  std::set<std::uint64_t> seen;
+  for (const auto& line : results) {
+    BOOST_TEST(seen.insert(line["unit"].get<std::uint64_t>()).second, line.dump());
+    if (line["exit_code"] != 0) continue;
+    // The shell says "Killed" first where only its `sleep` was hit.
+    BOOST_TEST(line["text"].get<std::string>().find("unit " + line["unit"].dump() + " on ")
+                   != std::string::npos,
+               line.dump());
+  }
+  check_once(results, count);
+  BOOST_TEST(arm_of(out)["sidecar"]["executed"] == count);
+  check_restored(out);
+}
+
+BOOST_AUTO_TEST_CASE(
+    a_command_that_ignores_sigterm_is_gone_with_its_children_and_the_world_returns) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto marker = place.path() + "/stubborn";
+  const auto command = "trap '' TERM; /bin/bash -c \"exec -a " + marker + " sleep 600\" & touch "
+                       + marker + "; sleep 600; sleep 600";
+  const auto ended =
+      run_program(long_tail(place, {"--lease-grace-seconds", "0.3", "--lease-exec-count", "4",
+                                    "--lease-exec", command}),
+                  place.path());
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  BOOST_TEST(std::filesystem::exists(marker)); // It ran.
+  BOOST_TEST(processes_with(marker).empty());
+  BOOST_TEST(lines_of(out + "/exec.jsonl").empty()); // Never finished, always handed back.
+  const auto arm = arm_of(out);
+  BOOST_TEST(arm["leases"]["forced"] > 0);
+  BOOST_TEST(arm["leases"]["unclean"] == 0);
+  BOOST_TEST(arm["quarantined"].empty());
+  check_restored(out);
+}
+
+BOOST_AUTO_TEST_CASE(a_job_killed_in_the_middle_goes_on_with_the_units_that_are_left) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto queries = place.path() + "/queries.jsonl";
+  constexpr std::size_t count = 120;
+  {
+    std::ifstream all{shipped_models() + "/arith-dense-bf16/queries_heldout.jsonl"};
+    std::ofstream some{queries};
+    std::string line;
+    for (std::size_t i = 0; i < count && std::getline(all, line); ++i)
+      some << line << '\n';
+  }
+  const auto arguments = words(
+      out, "6",
+      {"--sidecar-model", shipped_models() + "/arith-dense-bf16", "--sidecar-queries", queries});
+  std::size_t before = 0;
+  {
+    program first{arguments, place.path()};
+    BOOST_REQUIRE(comes_true([&] { return count_lines(out + "/sidecar.jsonl") >= 10; }, 120s));
+    first.signal(SIGKILL);
+    first.wait();
+    BOOST_REQUIRE(comes_true([&] { return processes_with(out).empty(); }, 20s));
+    before = count_lines(out + "/sidecar.jsonl");
+    BOOST_TEST(before < count);
+    std::ofstream{out + "/sidecar.jsonl", std::ios::app} << "{\"unit\":"; // A torn end.
+  }
+  const auto ended = run_program(arguments, place.path());
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  BOOST_TEST(ended.err.find("continues") != std::string::npos, ended.err);
+  check_once(lines_of(out + "/sidecar.jsonl"), count);
+  const auto sidecar = arm_of(out)["sidecar"];
+  BOOST_TEST(sidecar["completed"] == count - before);
+  BOOST_TEST(sidecar["duplicates"] == 0);
+}
