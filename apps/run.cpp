@@ -14,18 +14,21 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
-#include <sstream>
 
 namespace adafloor {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder holds an unfinished run of the very same job.
+/// The folder holds an unfinished run of the very same job; faults may be gone or others.
 bool continues(const job& task) {
-  std::ifstream before{task.out_dir + "/job.json"}, record{task.out_dir + "/run.json"};
-  std::ostringstream text;
-  if (!before || !(text << before.rdbuf()) || text.str() != to_json_text(task)) return false;
+  std::ifstream file{task.out_dir + "/job.json"}, record{task.out_dir + "/run.json"};
+  auto before = nlohmann::json::parse(file, nullptr, false);
+  auto now = nlohmann::json::parse(to_json_text(task));
+  if (!before.is_object()) return false;
+  before.erase("faults");
+  now.erase("faults");
+  if (before != now) return false;
   const auto ended = nlohmann::json::parse(record, nullptr, false);
   return !ended.is_object() || ended.value("exit_code", 1) != 0;
 }

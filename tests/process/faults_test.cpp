@@ -187,7 +187,8 @@ BOOST_FIXTURE_TEST_CASE(a_refused_move_leaves_the_request_where_it_is, elastic_r
 }
 
 BOOST_FIXTURE_TEST_CASE(a_move_past_its_deadline_is_given_up, elastic_run) {
-  same({"at=engine_receive_round do=delay ms=900"}, {"--deadline-ms", "150"},
+  // The deadline ends long before the request does, on a fast machine too.
+  same({"at=engine_receive_round do=delay ms=900"}, {"--deadline-ms", "40"},
        [](const run_end& r) { return r.moves("given up") > 0; });
 }
 
