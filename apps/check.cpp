@@ -192,6 +192,7 @@ result<model_config> read_model(const std::string& dir) {
   if (!weights) return tl::make_unexpected(weights.error());
   if (auto fits = verify_checkpoint(*weights, *config); !fits)
     return tl::make_unexpected(fits.error());
+  config->half_experts = has_half_experts(*weights, *config);
   return config;
 }
 
@@ -214,8 +215,8 @@ result<model_config> check_models(const job& task) {
     const auto next = read_model(task.models[i]);
     if (!next) return next;
     if (!next->same_architecture(*first))
-      return bad_input(fmt::format("--model {}: not the architecture of {}; policy versions differ "
-                                   "in weights only",
+      return bad_input(fmt::format("--model {}: not the architecture of {}, or experts of another "
+                                   "type; policy versions differ in weights only",
                                    task.models[i], task.models.front()));
   }
   return first;

@@ -62,9 +62,7 @@ public:
     : launcher_(where), config_(c), hidden_(c.hidden_size),
       stride_(as_u32(round_up_lanes(hidden_))), q_width_(c.num_attention_heads * c.head_dim),
       qkv_(packed_shape_of(hidden_, q_width_ + 2ULL * c.num_key_value_heads * c.head_dim)),
-      head_shape_(packed_shape_of(hidden_, c.vocab_size)), experts_{c.num_hidden_layers,
-                                                                    c.hidden_size,
-                                                                    c.moe_intermediate_size},
+      head_shape_(packed_shape_of(hidden_, c.vocab_size)), experts_(expert_layout_of(c)),
       resident_(c.num_experts) {}
 
   result<void> load(const qwen3_weights& w) override {
@@ -109,6 +107,7 @@ private:
   }
   result<void> take_launched() { return std::exchange(launched_, result<void>{}); }
 
+  result<void> upload_expert(W* to, const expert_weights& from, const std::string& name);
   result<void> upload_input(const step_input& in);
   result<void> make_room(const step_input& in, std::uint32_t stride);
   void compute(const step_input& in);
@@ -185,6 +184,19 @@ private:
 };
 
 template <class W>
+result<void> block_forward_of<W>::upload_expert(W* to, const expert_weights& from,
+                                                const std::string& name) {
+  const auto count = experts_.weights();
+  if (!experts_.half) return upload_as(launcher_, to, from.floats(), count, name);
+  if constexpr (std::is_same_v<W, bfloat16>)
+    return launcher_.upload(to, from.halves(), count * sizeof(W));
+  std::vector<float> wide(count);
+  for (std::size_t i = 0; i < count; ++i)
+    wide[i] = widen(bfloat16{from.halves()[i]});
+  return upload_as(launcher_, to, wide.data(), count, name);
+}
+
+template <class W>
 result<void> block_forward_of<W>::serve(const std::vector<expert_ptr>& experts) {
   bool changed = expert_table_.size() == 0 && !experts.empty(), gone = false;
   for (std::size_t e = 0; e < experts.size(); ++e) {
@@ -202,11 +214,8 @@ result<void> block_forward_of<W>::serve(const std::vector<expert_ptr>& experts) 
   for (std::size_t e = 0; e < experts.size(); ++e) {
     auto& here = resident_[e].weights;
     if (experts[e] && here.size() == 0) {
-      const auto& floats = experts[e]->floats;
-      if (auto ok = here.need(launcher_, floats.size()); !ok) return ok;
-      if (auto ok = upload_as(launcher_, here.data(), floats.data(), floats.size(),
-                              "expert " + std::to_string(e));
-          !ok)
+      if (auto ok = here.need(launcher_, experts_.weights()); !ok) return ok;
+      if (auto ok = upload_expert(here.data(), *experts[e], "expert " + std::to_string(e)); !ok)
         return ok;
     }
     table[e] = here.data();
@@ -327,7 +336,7 @@ void block_forward_of<W>::expert_products(std::size_t layer, std::uint32_t pairs
     g.segments = config_.num_experts;
     g.offsets = offsets_.data();
     g.segment_weight = expert_table_.data();
-    g.segment_skip = layer * experts_.layer_floats() + skip;
+    g.segment_skip = layer * experts_.layer_weights() + skip;
     add(g);
   };
   if (pairs <= 16 * config_.num_experts) { // sixteen rows per expert on average

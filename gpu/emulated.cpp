@@ -44,7 +44,7 @@ public:
     c.num_attention_heads = c.num_key_value_heads = c.head_dim = 1;
     c.num_hidden_layers = 1;
     const expert_layout layer{1, 1, 1};
-    const auto bytes = static_cast<std::uint32_t>(layer.floats() * sizeof(float));
+    const auto bytes = static_cast<std::uint32_t>(layer.words() * sizeof(float));
     c.num_hidden_layers = std::max(how_->expert_bytes / bytes, 1U);
     c.max_position_embeddings = how_->max_positions;
     c.num_experts = how_->experts;
@@ -128,11 +128,11 @@ emulated_device::read_experts(const std::string& dir, const model_config& config
   std::map<std::uint32_t, expert_ptr> made;
   for (const auto expert : experts) {
     auto weights = std::make_shared<expert_weights>();
-    weights->floats = mapped_floats(layout.floats());
-    for (std::size_t i = 0; i < weights->floats.size(); ++i)
-      weights->floats.data()[i] = static_cast<float>(mix(version, mix(expert, i)) >> 40);
+    weights->words = mapped_floats(layout.words());
+    for (std::size_t i = 0; i < weights->words.size(); ++i)
+      weights->words.data()[i] = static_cast<float>(mix(version, mix(expert, i)) >> 40);
     (*digests)["emulated.experts." + std::to_string(expert)] =
-        digest64(weights->floats.data(), weights->floats.size() * sizeof(float));
+        digest64(weights->words.data(), weights->words.size() * sizeof(float));
     made.emplace(expert, std::move(weights));
   }
   return made;

@@ -108,7 +108,7 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
               s->config.num_experts_per_tok,
               s->config.max_position_embeddings,
               layout.page_floats() * sizeof(float),
-              s->config.moe() ? s->experts->layout().floats() * sizeof(float) : 0,
+              s->config.moe() ? s->experts->layout().words() * sizeof(float) : 0,
               loaded->dense.bytes(),
               s->config.eos_tokens,
               s->pool->page_bytes(),
@@ -259,8 +259,9 @@ result<void> engine::update_weights(const std::string& model_dir, weights_id ver
   auto config = s.device->read_config(model_dir);
   if (!config) return tl::unexpected(config.error());
   if (!config->same_architecture(s.config))
-    return bad_input(model_dir + "/config.json: is another architecture than " + s.dir
-                     + "; a running engine takes new weights of the same shape only");
+    return bad_input(model_dir + ": is another architecture than " + s.dir
+                     + " or has experts of another type; a running engine takes new weights of "
+                       "the same shapes and type only");
   s.pool = std::make_shared<kv_pool>(s.pool->layout(), s.options.kv_pages); // its memory first
   s.resize_kv();
   auto loaded = read_weights(*s.device, model_dir, *config, experts_of(s.owners, s.options.self));

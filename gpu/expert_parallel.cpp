@@ -39,10 +39,8 @@ void append_header(std::vector<std::byte>& out, const step_header& h, std::uint6
 expert_parallel::expert_parallel(const model_config& config, expert_compute compute)
   : experts_(config.num_experts), top_(config.num_experts_per_tok), hidden_(config.hidden_size),
     stride_(round_up_lanes(config.hidden_size)),
-    inner_(round_up_lanes(config.moe_intermediate_size)),
-    renormalise_(config.norm_topk_prob), layout_{config.num_hidden_layers, config.hidden_size,
-                                                 config.moe_intermediate_size},
-    compute_(std::move(compute)) {
+    inner_(round_up_lanes(config.moe_intermediate_size)), renormalise_(config.norm_topk_prob),
+    layout_(expert_layout_of(config)), compute_(std::move(compute)) {
   row_.assign(stride_, 0.0F);
 }
 
@@ -218,6 +216,17 @@ result<void> expert_parallel::accept_frames(std::size_t layer) {
   return {};
 }
 
+/// y = x times the matrix that begins `at` weights into the expert.
+void expert_parallel::multiply(const float_buffer& x, std::size_t ldx, std::size_t rows,
+                               const expert_weights& expert, std::size_t at, packed_shape shape,
+                               float_buffer& y) const {
+  const auto& k = kernels();
+  if (layout_.half)
+    k.gemm_half(x.data(), ldx, rows, expert.halves() + at, shape, y.data(), shape.columns());
+  else
+    k.gemm(x.data(), ldx, rows, expert.floats() + at, shape, y.data(), shape.columns());
+}
+
 void expert_parallel::run_expert(std::size_t layer, std::uint32_t expert, std::size_t first,
                                  std::size_t count) {
   const auto& k = kernels();
@@ -226,13 +235,12 @@ void expert_parallel::run_expert(std::size_t layer, std::uint32_t expert, std::s
   for (std::size_t i = 0; i < count; ++i)
     std::memcpy(gathered_.data() + i * stride_, jobs_[first + i].row, hidden_bytes);
   const auto& weights = *(*step_.experts)[expert];
-  k.gemm(gathered_.data(), stride_, count, weights.gate_up(layout_, layer), up, gate_up_.data(),
-         up.columns());
+  const auto at = layer * layout_.layer_weights();
+  multiply(gathered_, stride_, count, weights, at, up, gate_up_);
   for (std::size_t i = 0; i < count; ++i)
     k.silu_mul(gate_up_.data() + i * up.columns(), gate_up_.data() + i * up.columns() + inner_,
                inner_, activated_.data() + i * inner_);
-  k.gemm(activated_.data(), inner_, count, weights.down(layout_, layer), down, outputs_.data(),
-         down.columns());
+  multiply(activated_, inner_, count, weights, at + up.floats(), down, outputs_);
   for (std::size_t i = 0; i < count; ++i)
     std::memcpy(jobs_[first + i].out, outputs_.data() + i * down.columns(), hidden_bytes);
 }

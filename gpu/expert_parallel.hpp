@@ -75,6 +75,9 @@ private:
   result<void> accept_header(std::size_t member, bytes_view* frame);
   tl::unexpected<error> broken(std::size_t member, const std::string& what) const;
   result<void> run_jobs(std::size_t layer);
+  void multiply(const float_buffer& x, std::size_t ldx, std::size_t rows,
+                const expert_weights& expert, std::size_t at, packed_shape shape,
+                float_buffer& y) const;
   void run_expert(std::size_t layer, std::uint32_t expert, std::size_t first, std::size_t count);
   result<void> add_up(std::size_t rows, float* x);
 

@@ -29,27 +29,46 @@ expert_tensors(const model_config& config, std::uint32_t expert) {
 result<expert_ptr> read_expert(const checkpoint& source, const model_config& config,
                                std::uint32_t expert,
                                std::map<std::string, std::uint64_t>* digests) {
-  expert_layout layout{config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size};
+  const auto layout = expert_layout_of(config);
   auto weights = std::make_shared<expert_weights>();
-  weights->floats = mapped_floats(layout.floats());
-  auto half = packed_shape_of(layout.hidden, layout.intermediate).floats();
-  const std::size_t offsets[3] = {0, half, 2 * half};
+  weights->words = mapped_floats(layout.words());
+  auto* halves = reinterpret_cast<std::uint16_t*>(weights->words.data());
+  const auto part = packed_shape_of(layout.hidden, layout.intermediate).floats();
+  const std::size_t offsets[3] = {0, part, 2 * part};
   std::size_t which = 0;
   for (const auto& [name, shape] : expert_tensors(config, expert)) {
-    auto values = source.read(name, shape);
-    if (!values) return tl::unexpected(values.error());
-    (*digests)[name] = digest_of(source.tensors().at(name));
-    pack_weight(values->data(), shape[0], shape[1],
-                weights->floats.data() + which / 3 * layout.layer_floats() + offsets[which % 3]);
+    const auto at = which / 3 * layout.layer_weights() + offsets[which % 3];
     ++which;
+    if (layout.half) {
+      auto values = source.read_half(name, shape);
+      if (!values) return tl::unexpected(values.error());
+      pack_weight(values->data(), shape[0], shape[1], halves + at);
+    } else {
+      auto values = source.read(name, shape);
+      if (!values) return tl::unexpected(values.error());
+      pack_weight(values->data(), shape[0], shape[1], weights->words.data() + at);
+    }
+    (*digests)[name] = digest_of(source.tensors().at(name));
+    source.release(name);
   }
   return expert_ptr(std::move(weights));
 }
 
+expert_layout expert_layout_of(const model_config& config) {
+  return {config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size,
+          config.half_experts};
+}
+
+bool has_half_experts(const checkpoint& source, const model_config& config) {
+  for (std::uint32_t expert = 0; expert < config.num_experts; ++expert)
+    for (const auto& [name, shape] : expert_tensors(config, expert))
+      if (source.tensors().at(name).type != "BF16") return false;
+  return config.moe();
+}
+
 expert_store::expert_store(const model_config& config, std::uint64_t model, weights_id version,
                            std::uint32_t slots)
-  : layout_{config.num_hidden_layers, config.hidden_size, config.moe_intermediate_size},
-    model_(model), slots_(slots), version_(version) {}
+  : layout_(expert_layout_of(config)), model_(model), slots_(slots), version_(version) {}
 
 result<void> expert_store::check_slots(std::size_t wanted) const {
   if (slots_ == 0 || wanted <= slots_) return {};
@@ -134,29 +153,29 @@ result<expert_loan> expert_store::lend(std::uint32_t expert) const {
     weights = i->second;
     version = version_;
   }
-  const bytes_view bytes{reinterpret_cast<const std::byte*>(weights->floats.data()),
-                         weights->floats.size() * sizeof(float)};
+  const bytes_view bytes{reinterpret_cast<const std::byte*>(weights->words.data()),
+                         weights->words.size() * sizeof(float)};
   byte_writer foot;
   foot.put(blob_magic);
   foot.put(model_);
   foot.put(version.value);
   foot.put(expert);
-  foot.put<std::uint64_t>(weights->floats.size());
+  foot.put<std::uint64_t>(weights->words.size());
   foot.put(wide_digest64(bytes.data, bytes.size));
   return expert_loan{bytes, foot.seal(), std::move(weights)};
 }
 
 result<void> expert_store::import_blob(bytes_view bytes) {
-  const auto size = std::min<std::size_t>(bytes.size, layout_.floats() * sizeof(float));
+  const auto size = std::min<std::size_t>(bytes.size, layout_.words() * sizeof(float));
   byte_reader foot({bytes.data + size, bytes.size - size});
   if (!foot.unseal()) return bad_input("expert blob: checksum differs; send it again");
   auto magic = foot.get<std::uint64_t>();
   auto model = foot.get<std::uint64_t>();
   weights_id version{foot.get<std::uint64_t>()};
   auto expert = foot.get<std::uint32_t>();
-  auto floats = foot.get<std::uint64_t>();
+  auto words = foot.get<std::uint64_t>();
   auto digest = foot.get<std::uint64_t>();
-  if (!foot.ok() || magic != blob_magic || model != model_ || floats != layout_.floats()
+  if (!foot.ok() || magic != blob_magic || model != model_ || words != layout_.words()
       || foot.left() > 0)
     return bad_input("expert blob: is of another kind or model");
   if (wide_digest64(bytes.data, size) != digest)
@@ -169,9 +188,9 @@ result<void> expert_store::import_blob(bytes_view bytes) {
                        + ", this rank serves " + std::to_string(version_.value));
   }
   auto weights = std::make_shared<expert_weights>();
-  weights->floats = mapped_floats(floats);
-  weights->floats.populate(0, mapped_floats::rounded(floats));
-  std::memcpy(weights->floats.data(), bytes.data, size);
+  weights->words = mapped_floats(words);
+  weights->words.populate(0, mapped_floats::rounded(words));
+  std::memcpy(weights->words.data(), bytes.data, size);
   return put(expert, std::move(weights));
 }
 

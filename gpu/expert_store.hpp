@@ -14,27 +14,30 @@
 
 namespace adafloor {
 
-/// Floats of one expert: per layer {gate, up: packed [hidden][padded intermediate] side by side;
-/// down: packed [intermediate][hidden]}.
+/// Weights of one expert: per layer {gate, up: packed [hidden][padded intermediate] side by side;
+/// down: packed [intermediate][hidden]}, as float32 or, where the checkpoint has them so, bfloat16.
 struct expert_layout {
   std::size_t layers = 0, hidden = 0, intermediate = 0;
+  bool half = false; ///< bfloat16
   packed_shape gate_up() const {
     return {hidden, 2 * packed_shape_of(hidden, intermediate).panels};
   }
   packed_shape down() const { return packed_shape_of(intermediate, hidden); }
-  std::size_t layer_floats() const { return gate_up().floats() + down().floats(); }
-  std::size_t floats() const { return layers * layer_floats(); }
+  std::size_t layer_weights() const { return gate_up().floats() + down().floats(); }
+  std::size_t weights() const { return layers * layer_weights(); }
+  /// What they take: words of four bytes, each a float32 or two of bfloat16.
+  std::size_t words() const { return half ? weights() / 2 : weights(); }
   /// Memory of one expert, in whole pages of the system.
-  std::uint64_t bytes() const { return mapped_floats::rounded(floats()) * sizeof(float); }
+  std::uint64_t bytes() const { return mapped_floats::rounded(words()) * sizeof(float); }
 };
 
+expert_layout expert_layout_of(const model_config& config);
+
 struct expert_weights {
-  mapped_floats floats;
-  const float* gate_up(const expert_layout& l, std::size_t layer) const {
-    return floats.data() + layer * l.layer_floats();
-  }
-  const float* down(const expert_layout& l, std::size_t layer) const {
-    return gate_up(l, layer) + l.gate_up().floats();
+  mapped_floats words; ///< of an expert_layout
+  const float* floats() const { return words.data(); }
+  const std::uint16_t* halves() const {
+    return reinterpret_cast<const std::uint16_t*>(words.data());
   }
 };
 
@@ -43,6 +46,9 @@ using expert_ptr = std::shared_ptr<const expert_weights>;
 /// Names and shapes of one expert's tensors in a checkpoint: gate, up, down of each layer.
 std::vector<std::pair<std::string, std::vector<std::uint64_t>>>
 expert_tensors(const model_config& config, std::uint32_t expert);
+
+/// Are all tensors of experts stored as bfloat16? `source` fits `config`.
+bool has_half_experts(const checkpoint& source, const model_config& config);
 
 /// Reads one expert; adds the digest of each tensor read to `digests`.
 result<expert_ptr> read_expert(const checkpoint& source, const model_config& config,

@@ -9,14 +9,27 @@ packed_shape packed_shape_of(std::size_t k, std::size_t n) {
   return {k, round_up_lanes(n) / lanes};
 }
 
-void pack_weight(const float* weight, std::size_t n, std::size_t k, float* packed) {
+namespace {
+
+template <class W>
+void pack(const W* weight, std::size_t n, std::size_t k, W* packed) {
   auto shape = packed_shape_of(k, n);
-  std::fill(packed, packed + shape.floats(), 0.0F);
+  std::fill(packed, packed + shape.floats(), W{});
   for (std::size_t column = 0; column < n; ++column) {
-    float* panel = packed + column / lanes * k * lanes + column % lanes;
+    W* panel = packed + column / lanes * k * lanes + column % lanes;
     for (std::size_t i = 0; i < k; ++i)
       panel[i * lanes] = weight[column * k + i];
   }
+}
+
+} // namespace
+
+void pack_weight(const float* weight, std::size_t n, std::size_t k, float* packed) {
+  pack(weight, n, k, packed);
+}
+
+void pack_weight(const std::uint16_t* weight, std::size_t n, std::size_t k, std::uint16_t* packed) {
+  pack(weight, n, k, packed);
 }
 
 std::vector<const kernel_set*> all_kernels() {

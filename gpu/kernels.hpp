@@ -49,6 +49,8 @@ packed_shape packed_shape_of(std::size_t k, std::size_t n);
 
 /// Packs `weight` [n][k] (output-major, as checkpoints have it) to `packed`.
 void pack_weight(const float* weight, std::size_t n, std::size_t k, float* packed);
+/// The same with bfloat16.
+void pack_weight(const std::uint16_t* weight, std::size_t n, std::size_t k, std::uint16_t* packed);
 
 /// One head group's view of the KV pages of one layer.
 struct attention_task {
@@ -70,6 +72,10 @@ struct kernel_set {
   /// y[r][n] = sum over k of x[r][k] * w[k][n]; ldy >= w.columns().
   void (*gemm)(const float* x, std::size_t ldx, std::size_t rows, const float* packed,
                packed_shape w, float* y, std::size_t ldy);
+  /// As `gemm` with bfloat16 weights, widened as they are read: the bits of `gemm` with widened
+  /// ones.
+  void (*gemm_half)(const float* x, std::size_t ldx, std::size_t rows, const std::uint16_t* packed,
+                    packed_shape w, float* y, std::size_t ldy);
   /// out = weight * (x / sqrt(mean(x^2) + eps)); n the true length.
   void (*rms_norm)(const float* x, const float* weight, std::size_t n, float eps, float* out);
   /// In place on one head: RMS norm, then rotation of the halves (RoFormer, arXiv 2104.09864, in

@@ -23,6 +23,14 @@ constexpr int tile_panels = 1, row_panels = 4, score_pages_at_once = 2, mix_bloc
 inline lane load(const float* p) {
   return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
 }
+inline __m256 widen(const std::uint16_t* p) {
+  auto halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+/// Of bfloat16.
+inline lane load(const std::uint16_t* p) {
+  return {widen(p), widen(p + 8)};
+}
 inline void store(float* p, lane a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);

@@ -23,6 +23,12 @@ constexpr int tile_panels = 2, row_panels = 8, score_pages_at_once = 4, mix_bloc
 inline lane load(const float* p) {
   return {_mm512_loadu_ps(p)};
 }
+/// Of bfloat16.
+inline lane load(const std::uint16_t* p) {
+  auto halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(
+      _mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, halves), 16))};
+}
 inline void store(float* p, lane a) {
   _mm512_storeu_ps(p, a.v);
 }

@@ -53,9 +53,9 @@ inline lane exp_lane(const lane& x0) {
   return select_less(x0, low, fill(0.0F), scale_by_bits(p, shifted));
 }
 
-/// R rows by P panels.
-template <int R, int P>
-inline void gemm_tile(const float* x, std::size_t ldx, const float* w, std::size_t k, float* y,
+/// R rows by P panels; weights are floats or bfloat16.
+template <int R, int P, class W>
+inline void gemm_tile(const float* x, std::size_t ldx, const W* w, std::size_t k, float* y,
                       std::size_t ldy) {
   lane acc[R][P];
 #pragma GCC unroll 8
@@ -85,8 +85,8 @@ inline void gemm_tile(const float* x, std::size_t ldx, const float* w, std::size
 }
 
 /// All rows against P panels.
-template <int P>
-inline void gemm_panels(const float* x, std::size_t ldx, std::size_t rows, const float* w,
+template <int P, class W>
+inline void gemm_panels(const float* x, std::size_t ldx, std::size_t rows, const W* w,
                         std::size_t k, float* y, std::size_t ldy) {
   std::size_t r = 0;
   for (; r + 6 <= rows; r += 6)
@@ -107,7 +107,8 @@ inline void gemm_panels(const float* x, std::size_t ldx, std::size_t rows, const
   }
 }
 
-void gemm(const float* x, std::size_t ldx, std::size_t rows, const float* packed, packed_shape w,
+template <class W>
+void gemm(const float* x, std::size_t ldx, std::size_t rows, const W* packed, packed_shape w,
           float* y, std::size_t ldy) {
   const std::size_t panel = w.k * 16;
   std::size_t p = 0;
@@ -343,7 +344,8 @@ void add_scaled(float* x, const float* y, float factor, std::size_t n) {
 
 constexpr kernel_set make_set() {
   return {ADAFLOOR_KERNEL_NAME,
-          gemm,
+          gemm<float>,
+          gemm<std::uint16_t>,
           rms_norm,
           norm_rotate,
           attention,

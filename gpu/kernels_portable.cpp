@@ -23,6 +23,15 @@ inline lane each(F f) {
 inline lane load(const float* p) {
   return each([&](int i) { return p[i]; });
 }
+/// Of bfloat16.
+inline lane load(const std::uint16_t* p) {
+  return each([&](int i) {
+    const std::uint32_t bits = std::uint32_t{p[i]} << 16;
+    float r;
+    std::memcpy(&r, &bits, 4);
+    return r;
+  });
+}
 inline void store(float* p, const lane& a) {
   std::memcpy(p, a.v, sizeof a.v);
 }

@@ -214,8 +214,8 @@ bool model_config::same_architecture(const model_config& other) const {
     return std::tie(c.vocab_size, c.hidden_size, c.num_hidden_layers, c.num_attention_heads,
                     c.num_key_value_heads, c.head_dim, c.intermediate_size,
                     c.max_position_embeddings, c.rms_norm_eps, c.rope_theta, c.tie_word_embeddings,
-                    c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size,
-                    c.norm_topk_prob);
+                    c.num_experts, c.num_experts_per_tok, c.moe_intermediate_size, c.norm_topk_prob,
+                    c.half_experts);
   };
   return shape(*this) == shape(other);
 }

@@ -19,6 +19,7 @@ struct model_config {
   std::uint32_t num_experts = 0; ///< 0: dense (Qwen3ForCausalLM)
   std::uint32_t num_experts_per_tok = 0, moe_intermediate_size = 0;
   bool norm_topk_prob = false;
+  bool half_experts = false; ///< the checkpoint has all experts as bfloat16; not of config.json
   std::vector<token_id> eos_tokens; ///< ascending
   std::uint32_t max_new_tokens = 0; ///< of generation_config.json; 0: not given
 
@@ -27,10 +28,10 @@ struct model_config {
   bool same_architecture(const model_config& other) const;
 };
 
-/// Reads both files; generation_config.json may be missing, then config.json's eos_token_id holds.
-/// Errors: bad_input naming file, key, value and what is allowed. Keys that change the arithmetic
-/// in a way this engine does not have (sliding window, shared experts, rope scaling, quantisation,
-/// attention bias, dense layers in between) are refused by name.
+/// Reads both files, not the weights; generation_config.json may be missing, then config.json's
+/// eos_token_id holds. Errors: bad_input naming file, key, value and what is allowed. Keys that
+/// change the arithmetic in a way this engine does not have (sliding window, shared experts, rope
+/// scaling, quantisation, attention bias, dense layers in between) are refused by name.
 result<model_config> read_model_config(const std::string& dir);
 
 } // namespace adafloor

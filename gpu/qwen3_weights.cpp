@@ -29,6 +29,7 @@ public:
       return {};
     }
     (*digests_)[name] = digest_of(source_.tensors().at(name));
+    source_.release(name);
     return std::move(*read);
   }
   /// [n], zero behind.

@@ -4,6 +4,8 @@
 #include "gpu/files.hpp"
 
 #include <nlohmann/json.hpp>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -222,6 +224,26 @@ result<const tensor_view*> checkpoint::find(const std::string& name,
     return bad_input(view.file + ": tensor " + name + " has type " + view.type
                      + ", allowed are F32 and BF16; convert the weights");
   return &view;
+}
+
+result<std::vector<std::uint16_t>>
+checkpoint::read_half(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+  auto view = find(name, shape);
+  if (!view) return tl::unexpected(view.error());
+  if ((*view)->type != "BF16")
+    return bad_input((*view)->file + ": tensor " + name + " has type " + (*view)->type
+                     + ", other experts are BF16; store all experts in one type");
+  std::vector<std::uint16_t> values((*view)->bytes.size / 2);
+  std::memcpy(values.data(), (*view)->bytes.data, (*view)->bytes.size);
+  return values;
+}
+
+void checkpoint::release(const std::string& name) const {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto& bytes = tensors_.at(name).bytes;
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data);
+  const auto first = (begin + page - 1) / page * page, last = (begin + bytes.size) / page * page;
+  if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 result<std::vector<float>> checkpoint::read(const std::string& name,

@@ -40,6 +40,12 @@ public:
   /// neither F32 nor BF16.
   result<std::vector<float>> read(const std::string& name,
                                   const std::vector<std::uint64_t>& shape) const;
+  /// The tensor as it is stored. Errors: bad_input when it is missing, has another shape, or is not
+  /// BF16.
+  result<std::vector<std::uint16_t>> read_half(const std::string& name,
+                                               const std::vector<std::uint64_t>& shape) const;
+  /// The tensor was read and is not wanted soon: its part of the mapping gives up its memory.
+  void release(const std::string& name) const;
   /// As `read` without reading: is the tensor there, with this shape and a type that we know?
   result<const tensor_view*> find(const std::string& name,
                                   const std::vector<std::uint64_t>& shape) const;

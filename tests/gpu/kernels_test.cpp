@@ -45,6 +45,27 @@ float_buffer multiply(const kernel_set& set, const matrix& m, const float_buffer
   return y;
 }
 
+/// The same with weights cut to bfloat16, as such and widened again.
+void check_half(const kernel_set& set, const matrix& m, const float_buffer& x, std::size_t rows) {
+  const auto shape = packed_shape_of(m.k, m.n);
+  std::vector<std::uint16_t> plain(m.plain.size()), packed(shape.floats());
+  matrix wide = m;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &m.plain[i], 4);
+    plain[i] = static_cast<std::uint16_t>(bits >> 16);
+    bits &= 0xFFFF0000U;
+    std::memcpy(&wide.plain[i], &bits, 4);
+  }
+  pack_weight(plain.data(), m.n, m.k, packed.data());
+  pack_weight(wide.plain.data(), m.n, m.k, wide.packed.data());
+  float_buffer y(rows * shape.columns(), -1);
+  set.gemm_half(x.data(), round_up_lanes(m.k), rows, packed.data(), shape, y.data(),
+                shape.columns());
+  const auto expected = multiply(set, wide, x, rows);
+  BOOST_TEST(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)) == 0);
+}
+
 /// Attention of `heads` heads over `positions` positions with pages of noise.
 float_buffer attend(const kernel_set& set, std::size_t heads, std::size_t positions,
                     std::size_t head_dim, const std::vector<float_buffer>& pages,
@@ -117,6 +138,7 @@ BOOST_AUTO_TEST_CASE(gemm_is_right_and_row_independent) {
         BOOST_REQUIRE_MESSAGE(std::memcmp(y.data(), reference.data(), y.size() * sizeof(float))
                                   == 0,
                               set->name << " with " << rows << " rows of " << k << " by " << n);
+        check_half(*set, m, x, rows);
       }
   }
 }
