@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 using namespace adafloor;
@@ -203,6 +204,14 @@ double measure(launcher& l, const any_kernel& kernel, const void* probe) {
 } // namespace
 
 int main(int argc, char** argv) {
+  for (int i = 1; i < std::min(argc, 3); ++i)
+    if (std::strspn(argv[i], "0123456789") != std::strlen(argv[i]) || std::atoi(argv[i]) < 1) {
+      std::fprintf(
+          stderr,
+          "%s: '%s' is no number of at least 1\nkernels_bench [ROWS [POSITIONS [prefill]]]\n",
+          argv[0], argv[i]);
+      return 2;
+    }
   const auto number = [&](int i, std::uint32_t otherwise) {
     return argc > i ? static_cast<std::uint32_t>(std::strtoul(argv[i], nullptr, 10)) : otherwise;
   };
