@@ -13,10 +13,10 @@ namespace adafloor {
 namespace {
 
 constexpr unsigned message_id = 3;
-constexpr std::size_t parked_frames_max = 16;    // per peer
-constexpr std::size_t lent_bytes_min = 16 << 10; // below, a message is faster
-constexpr std::size_t loans_max = 8;             // per peer
-constexpr std::uint64_t no_token = 0;            // of no exchange
+constexpr std::size_t parked_frames_max = 16; // per peer
+constexpr std::size_t lent_bytes_min = 1536;  // below, a message is faster
+constexpr std::size_t loans_max = 8;          // per peer
+constexpr std::uint64_t no_token = 0;         // of no exchange
 
 using clock = std::chrono::steady_clock;
 

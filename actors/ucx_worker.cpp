@@ -47,7 +47,14 @@ result<ucp_context_h> make_context(const ucx_options& o, const std::string& name
                                     + "; check the UCX_* variables of the environment");
   ucp_config_modify(config, "TLS", tls.c_str());
   ucp_config_modify(config, "NET_DEVICES", devices.c_str());
-  if (has_shared_memory(tls)) prefer(config, "MM_ERROR_HANDLING", "y"); // sees peers fail
+  if (has_shared_memory(tls)) {
+    prefer(config, "MM_ERROR_HANDLING", "y"); // sees peers fail
+    // Receive buffers stay resident once touched, and which are touched is chance: with UCX's own
+    // 8 KB and 512 at a time ranks grow by megabytes over thousands of steps. Large messages are
+    // not copied through these.
+    prefer(config, "MM_SEG_SIZE", "2112");
+    prefer(config, "MM_RX_BUFS_GROW", "128");
+  }
   prefer(config, "KEEPALIVE_INTERVAL", std::to_string(o.keepalive.count()) + "us");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;

@@ -380,7 +380,7 @@ int main(int argc, char** argv) {
   bulk_rate(1 << 20, rounds / 10);
   bulk_rate(64 << 20, 10);
   for (std::uint32_t world : {2u, 4u, 8u})
-    for (std::size_t bytes : {1u << 10, 64u << 10})
+    for (std::size_t bytes : {1u << 10, 2u << 10, 4u << 10, 8u << 10, 64u << 10})
       alltoall(world, bytes, rounds);
   idle(8, quick ? 3 : 10);
   return 0;
