@@ -1,14 +1,18 @@
 #include "actors/engine_loop.hpp"
 
+#include "actors/turns.hpp"
 #include "messages/expert_map.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 namespace adafloor {
 namespace {
 
 constexpr auto progress_every = std::chrono::milliseconds(250); ///< while no step runs
 constexpr auto news_wait = std::chrono::milliseconds(2);        ///< while time is held
+constexpr std::string_view expert_prefix = "expert/";           ///< of names among the transfers
 
 time_point now() {
   return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
@@ -100,8 +104,10 @@ void engine_loop::enqueue(command c) {
   wake_.notify_one();
 }
 
-result<shared_bytes> engine_loop::exported_expert(std::uint32_t expert) const {
-  auto lent = engine_->lend_expert(expert);
+result<shared_bytes> engine_loop::exported(const std::string& name) const {
+  if (name.compare(0, expert_prefix.size(), expert_prefix) != 0) return moves_.shelved(name);
+  const auto number = std::strtoul(name.c_str() + expert_prefix.size(), nullptr, 10);
+  auto lent = engine_->lend_expert(static_cast<std::uint32_t>(number));
   if (!lent) return tl::unexpected(lent.error());
   const auto owner = std::make_shared<expert_loan>(std::move(*lent));
   return shared_bytes{owner, owner->weights, true, {{owner->foot.data(), owner->foot.size()}}};
@@ -122,6 +128,7 @@ void engine_loop::tell(any_message message) {
 }
 
 void engine_loop::run() {
+  take_short_turns();
   while (take_commands())
     if (stepping_) do_step();
 }
@@ -179,7 +186,7 @@ void engine_loop::on(const engine_prepare& m) {
       return tell(engine_refused{m.epoch, refusal::busy, "another transition is being prepared"});
     engine_->cancel_prepare();
   }
-  next_ = group_to_be{m.epoch, m.members, expert_map{m.owners}, 0, 0, false};
+  next_ = group_to_be{m.epoch, m.members, expert_map{m.owners}, {}, 0, false};
   if (!contains(m.members, options_.self)) return report_prepared(); // Leavers pull nothing.
   auto missing = engine_->prepare_experts(next_->owners);
   if (!missing) {
@@ -188,29 +195,34 @@ void engine_loop::on(const engine_prepare& m) {
         missing.error().code == error_code::bad_input ? refusal::bad_map : refusal::no_memory;
     return tell(engine_refused{m.epoch, reason, missing.error().text});
   }
-  next_->missing = missing->size();
-  for (const auto expert : *missing)
-    pull(expert, engine_->owners().owner_of[expert]);
-  if (missing->empty()) report_prepared();
+  next_->missing = std::move(*missing);
+  pull_next();
 }
 
-/// Asks the present owner; the answer is put into its slot on the transport's thread.
-void engine_loop::pull(std::uint32_t expert, rank_id from) {
+/// Asks the present owner for one expert, for the transport's thread to write it where it will stay.
+/// The next one waits for a step to end, so that copying is spread over steps where they are short.
+void engine_loop::pull_next() {
+  if (next_->missing.empty()) return report_prepared();
   const auto epoch = next_->epoch;
-  around_.fetch_expert(from, expert, [this, epoch, expert](result<bytes_view> blob) {
-    pull_done done{epoch, expert, 0, {}};
+  const auto expert = next_->missing.back();
+  const auto from = engine_->owners().owner_of[expert];
+  const auto landing = std::make_shared<expert_landing>(engine_->open_expert_landing());
+  std::vector<bytes_place> into{{landing->weights, landing->weights_bytes},
+                                {landing->foot.data(), landing->foot.size()}};
+  const auto arrived = [this, epoch, expert, landing](const result<shared_bytes>& blob) {
+    pull_done done{epoch, expert, landing->weights_bytes, {}};
     if (!blob)
       done.problem = blob.error().text;
-    else if (auto r = engine_->import_expert(*blob); !r)
+    else if (auto r = engine_->import_expert(std::move(*landing)); !r)
       done.problem = r.error().text;
-    else
-      done.bytes = blob->size;
+    if (!done.problem.empty()) done.bytes = 0;
     enqueue(std::move(done));
-  });
+  };
+  around_.fetch(from, std::string(expert_prefix) + std::to_string(expert), std::move(into), arrived);
 }
 
 void engine_loop::handle(const pull_done& p) {
-  if (!next_ || next_->epoch != p.epoch || next_->missing == 0) return; // Aborted meanwhile.
+  if (!next_ || next_->epoch != p.epoch || next_->missing.empty()) return; // Aborted meanwhile.
   if (!p.problem.empty()) {
     // The checkpoint is the second source.
     if (auto r = engine_->reload_experts({p.expert}); !r) {
@@ -222,7 +234,8 @@ void engine_loop::handle(const pull_done& p) {
     }
   }
   next_->bytes += p.bytes;
-  if (--next_->missing == 0) report_prepared();
+  next_->missing.pop_back();
+  pull_next();
 }
 
 /// The hash covers what is resident here and what the map says of the others, so a map that was
@@ -249,7 +262,7 @@ void engine_loop::on(const engine_abort& m) {
 }
 
 void engine_loop::on(const engine_commit& m) {
-  if (!next_ || next_->epoch != m.epoch || next_->missing > 0) return;
+  if (!next_ || next_->epoch != m.epoch || !next_->missing.empty()) return;
   next_->committed = true;
   if (!stepping_) do_switch(); // No step of the old epoch can come any more.
 }

@@ -32,14 +32,10 @@ struct engine_surroundings {
   /// Groups of this rank that are made at the start and kept: planned residency.
   std::vector<std::vector<rank_id>> kept_groups;
   std::function<void(envelope)> post; ///< any thread; to the rank's machine
-  /// Fetches an expert's blob from its present owner; calls back once, on any thread.
-  std::function<void(rank_id from, std::uint32_t expert,
-                     std::function<void(result<bytes_view>)> done)>
-      fetch_expert;
-  /// Fetches a round of a request that moves here (see kv_moves::surroundings::fetch).
+  /// Fetches what a peer's loop exports (see kv_moves::surroundings::fetch).
   std::function<void(rank_id from, std::string name, std::vector<bytes_place> into,
                      std::function<void(result<shared_bytes>)> done)>
-      fetch_kv;
+      fetch;
   /// Called on the loop's thread after the weights changed.
   std::function<void(weights_id)> weights_changed;
   /// From a token to the batch of the token log that holds it; zero: no log.
@@ -65,10 +61,9 @@ public:
 
   /// A command of the rank's machine. Any thread; never blocks.
   void push(const envelope& command);
-  /// For the peers that pull experts. Any thread.
-  result<shared_bytes> exported_expert(std::uint32_t expert) const;
-  /// For the peers that pull requests. Any thread. Errors: refused when it is not offered.
-  result<shared_bytes> exported_kv(const std::string& name) const;
+  /// For the peers that pull: "expert/<number>", or a round of a request (kv_blob_name). Any thread.
+  /// Errors: bad_input for an expert that is not here, refused for a round that is not offered.
+  result<shared_bytes> exported(const std::string& name) const;
   const model_facts& facts() const;
 
 private:
@@ -82,7 +77,7 @@ private:
     epoch_id epoch;
     std::vector<rank_id> members;
     expert_map owners;
-    std::size_t missing = 0;
+    std::vector<std::uint32_t> missing; ///< experts; the last one is being pulled
     std::uint64_t bytes = 0;
     bool committed = false;
   };
@@ -115,7 +110,7 @@ private:
   void enqueue(command c);
   std::uint32_t live_requests() const;
   void report_progress();
-  void pull(std::uint32_t expert, rank_id from);
+  void pull_next();
   void report_prepared();
   void do_step();
   bool holds_time() const;

@@ -6,7 +6,7 @@ namespace adafloor {
 kv_moves::surroundings engine_loop::around_moves() {
   kv_moves::surroundings around;
   around.tell = [this](any_message m) { tell(std::move(m)); };
-  around.fetch = around_.fetch_kv;
+  around.fetch = around_.fetch;
   around.arrived = [this](kv_arrival a) { enqueue(std::move(a)); };
   return around;
 }
@@ -14,10 +14,6 @@ kv_moves::surroundings engine_loop::around_moves() {
 /// Those that stand still on their way to another rank are live: the group must not stop for them.
 std::uint32_t engine_loop::live_requests() const {
   return engine_->live_requests() + moves_.held();
-}
-
-result<shared_bytes> engine_loop::exported_kv(const std::string& name) const {
-  return moves_.shelved(name);
 }
 
 void engine_loop::on(const engine_move_begin& m) {

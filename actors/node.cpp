@@ -10,6 +10,7 @@
 #include "actors/sidecar_worker.hpp"
 #include "actors/step_log.hpp"
 #include "actors/trainer.hpp"
+#include "actors/turns.hpp"
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
 #include "actors/ucx_link.hpp"
@@ -180,16 +181,11 @@ result<void> node::open_transport() {
   return {};
 }
 
-/// Answers "expert/<number>" with the expert's blob, "kv/..." with a round of a moving request.
 void node::serve_bulk() {
   bulk_->on_request([this](rank_id, const std::string& key) -> result<shared_bytes> {
-    constexpr std::string_view prefix = "expert/";
     auto* engine = serving_.load();
     if (!engine) return fail(error_code::busy, "the engine is not up yet");
-    if (key.compare(0, 3, "kv/") == 0) return engine->exported_kv(key);
-    if (key.compare(0, prefix.size(), prefix) != 0) return bad_input("unknown key '" + key + "'");
-    return engine->exported_expert(
-        static_cast<std::uint32_t>(std::strtoul(key.c_str() + prefix.size(), nullptr, 10)));
+    return engine->exported(key);
   });
 }
 
@@ -247,19 +243,7 @@ result<void> node::start_engine() {
   around.kept_groups = kept_groups(task_, self_);
   around.post = [this](envelope e) { router_.post(std::move(e)); };
   around.weights_changed = [this](weights_id v) { fabric_->set_weights_version(v); };
-  around.fetch_expert = [this](rank_id from, std::uint32_t expert, auto done) {
-    auto answer = [done](result<pooled_buffer> b) {
-      if (b)
-        done(bytes_view{b->data(), b->size()});
-      else
-        done(tl::unexpected(b.error()));
-    };
-    if (auto r =
-            bulk_->fetch(from, "expert/" + std::to_string(expert), bulk_fetch_deadline, answer);
-        !r)
-      done(tl::unexpected(r.error()));
-  };
-  around.fetch_kv = [this](rank_id from, const std::string& name, auto into, auto done) {
+  around.fetch = [this](rank_id from, const std::string& name, auto into, auto done) {
     auto answer = [done](result<pooled_buffer> b) {
       if (!b) return done(tl::unexpected(b.error()));
       const auto owner = std::make_shared<pooled_buffer>(std::move(*b));
@@ -418,6 +402,7 @@ node::~node() {
 
 int run_node(const node_options& options) {
   prctl(PR_SET_NAME, ("adafloor-" + std::to_string(options.rank)).c_str());
+  give_way(); // Before any thread starts; those that decode say otherwise.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGTERM, on_terminate);
   std::signal(SIGINT, on_terminate);

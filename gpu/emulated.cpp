@@ -133,6 +133,7 @@ emulated_device::read_experts(const std::string& dir, const model_config& config
       weights->words.data()[i] = static_cast<float>(mix(version, mix(expert, i)) >> 40);
     (*digests)["emulated.experts." + std::to_string(expert)] =
         digest64(weights->words.data(), weights->words.size() * sizeof(float));
+    weights->digest = weights->computed_digest();
     made.emplace(expert, std::move(weights));
   }
   return made;

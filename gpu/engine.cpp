@@ -158,8 +158,11 @@ void engine::cancel_prepare() {
 result<expert_loan> engine::lend_expert(std::uint32_t expert) const {
   return state_->experts->lend(expert);
 }
-result<void> engine::import_expert(bytes_view blob) {
-  return state_->experts->import_blob(blob);
+expert_landing engine::open_expert_landing() const {
+  return state_->experts->open();
+}
+result<void> engine::import_expert(expert_landing landed) {
+  return state_->experts->import(std::move(landed));
 }
 std::vector<std::uint32_t> engine::resident_experts() const {
   return state_->experts->resident();

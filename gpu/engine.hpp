@@ -197,6 +197,17 @@ struct expert_loan {
   std::shared_ptr<const void> owner;
 };
 
+struct expert_weights;
+
+/// Memory for an expert that a transfer writes straight where the expert will lie. Nothing stands
+/// behind it before it is written. Given up where it is not imported.
+struct expert_landing {
+  std::byte* weights = nullptr;
+  std::size_t weights_bytes = 0;
+  byte_string foot; ///< of the size that a loan's has
+  std::shared_ptr<expert_weights> memory;
+};
+
 class kv_pool;
 
 /// Full pages of a request for another rank to read in place. They count as used, and are neither
@@ -301,10 +312,12 @@ public:
   /// One expert of all layers, where it lies. Any thread, also during a step. Errors: bad_input
   /// when the expert is not resident.
   result<expert_loan> lend_expert(std::uint32_t expert) const;
-  /// Puts the weights of a loan, and behind them its foot, into their reserved slot. Any thread,
-  /// also during a step. Idempotent. Errors: bad_input for damage, another model or version, or an
-  /// expert that was not prepared.
-  result<void> import_expert(bytes_view blob);
+  /// Any thread, also during a step.
+  expert_landing open_expert_landing() const;
+  /// Puts the weights of a loan, with its foot, into their reserved slot: they stay where they were
+  /// landed. Any thread, also during a step. Idempotent. Errors: bad_input for damage, another model
+  /// or version, or an expert that was not prepared.
+  result<void> import_expert(expert_landing landed);
   /// Reads experts from the checkpoint into their reserved slots (recovery, home). Any thread.
   /// Errors: bad_input as in load, or when a tensor is not the one that was loaded before.
   result<void> reload_experts(const std::vector<std::uint32_t>& experts);

@@ -3,14 +3,20 @@
 #include "gpu/byte_io.hpp"
 
 #include <algorithm>
+#include <cassert>
 
 namespace adafloor {
 
 namespace {
 
 constexpr std::uint64_t blob_magic = 0x32545045584641ULL; // "AFXEPT2"
+constexpr std::size_t foot_bytes = 6 * sizeof(std::uint64_t) + sizeof(std::uint32_t);
 
 } // namespace
+
+std::uint64_t expert_weights::computed_digest() const {
+  return wide_digest64(words.data(), words.size() * sizeof(float));
+}
 
 std::vector<std::pair<std::string, std::vector<std::uint64_t>>>
 expert_tensors(const model_config& config, std::uint32_t expert) {
@@ -51,6 +57,7 @@ result<expert_ptr> read_expert(const checkpoint& source, const model_config& con
     (*digests)[name] = digest_of(source.tensors().at(name));
     source.release(name);
   }
+  weights->digest = weights->computed_digest();
   return expert_ptr(std::move(weights));
 }
 
@@ -161,13 +168,21 @@ result<expert_loan> expert_store::lend(std::uint32_t expert) const {
   foot.put(version.value);
   foot.put(expert);
   foot.put<std::uint64_t>(weights->words.size());
-  foot.put(wide_digest64(bytes.data, bytes.size));
-  return expert_loan{bytes, foot.seal(), std::move(weights)};
+  foot.put(weights->digest);
+  expert_loan loan{bytes, foot.seal(), std::move(weights)};
+  assert(loan.foot.size() == foot_bytes);
+  return loan;
 }
 
-result<void> expert_store::import_blob(bytes_view bytes) {
-  const auto size = std::min<std::size_t>(bytes.size, layout_.words() * sizeof(float));
-  byte_reader foot({bytes.data + size, bytes.size - size});
+expert_landing expert_store::open() const {
+  auto weights = std::make_shared<expert_weights>();
+  weights->words = mapped_floats(layout_.words());
+  auto* bytes = reinterpret_cast<std::byte*>(weights->words.data());
+  return {bytes, layout_.words() * sizeof(float), byte_string(foot_bytes), std::move(weights)};
+}
+
+result<void> expert_store::import(expert_landing landed) {
+  byte_reader foot({landed.foot.data(), landed.foot.size()});
   if (!foot.unseal()) return bad_input("expert blob: checksum differs; send it again");
   auto magic = foot.get<std::uint64_t>();
   auto model = foot.get<std::uint64_t>();
@@ -178,7 +193,8 @@ result<void> expert_store::import_blob(bytes_view bytes) {
   if (!foot.ok() || magic != blob_magic || model != model_ || words != layout_.words()
       || foot.left() > 0)
     return bad_input("expert blob: is of another kind or model");
-  if (wide_digest64(bytes.data, size) != digest)
+  landed.memory->digest = landed.memory->computed_digest();
+  if (landed.memory->digest != digest)
     return bad_input("expert blob: checksum of expert " + std::to_string(expert)
                      + " differs; send it again");
   {
@@ -187,11 +203,7 @@ result<void> expert_store::import_blob(bytes_view bytes) {
       return bad_input("expert blob: has weights version " + std::to_string(version.value)
                        + ", this rank serves " + std::to_string(version_.value));
   }
-  auto weights = std::make_shared<expert_weights>();
-  weights->words = mapped_floats(words);
-  weights->words.populate(0, mapped_floats::rounded(words));
-  std::memcpy(weights->words.data(), bytes.data, size);
-  return put(expert, std::move(weights));
+  return put(expert, std::move(landed.memory));
 }
 
 result<void> expert_store::put(std::uint32_t expert, expert_ptr weights) {

@@ -35,6 +35,8 @@ expert_layout expert_layout_of(const model_config& config);
 
 struct expert_weights {
   mapped_floats words; ///< of an expert_layout
+  std::uint64_t digest = 0; ///< wide_digest64 of the words, when they were made or came in
+  std::uint64_t computed_digest() const;
   const float* floats() const { return words.data(); }
   const std::uint16_t* halves() const {
     return reinterpret_cast<const std::uint16_t*>(words.data());
@@ -77,7 +79,8 @@ public:
   void settle();
 
   result<expert_loan> lend(std::uint32_t expert) const;
-  result<void> import_blob(bytes_view blob);
+  expert_landing open() const;
+  result<void> import(expert_landing landed);
   result<void> put(std::uint32_t expert, expert_ptr weights);
 
   /// Null when not resident.

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # What contractions 8 -> 4 -> 2 cost those who go on decoding: per rollout, the decode steps around its
-# contractions that took over twice the median of their group size, summed and counted in medians (bar: 5),
-# beside the same sum over as many steps where nothing happened, and the expert bytes moved beside a plain
-# copy of them. The policy has random weights and steps of milliseconds: in a shorter step, any millisecond
+# contractions that took over twice the median of the steps about them, of the same group, summed and counted
+# in medians (bar: 5), beside the same sum over as many steps where nothing happened, and the expert bytes
+# moved beside a plain copy of them. The median is of the 20 steps before and after: requests end all the time,
+# so the steps of a group that has just formed take several times as long as its last ones, and their length
+# says nothing of the contraction. The policy has random weights and steps of milliseconds: in a shorter step, any millisecond
 # that the system takes counts as several. Prints one table; exits 1 when the median rollout misses the bar.
 #   tests/bench/contract.sh [more options of `adafloor run`]     ADAFLOOR=path/to/adafloor to choose the program
 set -euo pipefail
@@ -18,6 +20,14 @@ python3 - "$work" <<'P'
 import csv, json, statistics, sys, time
 work = sys.argv[1]
 before, after = 30, 10  # decode steps around a switch that count as the contraction's
+about = 20  # decode steps before and after one that say what is usual
+
+def ratios(steps):
+    def usual(at):
+        size = steps[at][1]
+        return statistics.median(t for t, s in steps[max(at - about, 0) : at + about + 1] if s == size)
+    return [t / usual(at) for at, (t, _) in enumerate(steps)]
+
 arm = json.load(open(f"{work}/run.json"))["arms"][0]
 rollouts, steps = [], []
 for row in csv.DictReader(open(f"{work}/out/steps.csv")):
@@ -31,8 +41,7 @@ print(f"{'rollout':>7} {'steps':>6} {'median ms':>10} {'stall, steps':>13} {'els
 stalls, noise = [], []
 for i, (times, cuts) in enumerate(zip(rollouts, contractions)):
     if not cuts: continue
-    usual = {g: statistics.median(t for t, size in times if size == g) for g in {g for _, g in times}}
-    ratio = [t / usual[g] for t, g in times]
+    ratio = ratios(times)
     median = statistics.median(t for t, _ in times)
     near = {s for t in cuts for s in range(max(t["at_step"] - before, 0), t["at_step"] + after)}
     slow = lambda chosen: sum(ratio[s] for s in chosen if s < len(ratio) and ratio[s] > 2)

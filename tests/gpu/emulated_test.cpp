@@ -244,7 +244,7 @@ BOOST_AUTO_TEST_CASE(experts_are_real_bytes_that_move_and_change_with_the_versio
   BOOST_TEST((must(expert_blob(world.at(1), 3)) == before));
   must(world.at(0).update_weights("policy-2", weights_id{1}));
   const auto blob = must(expert_blob(world.at(0), 3));
-  BOOST_TEST(contains(text_of(world.at(1).import_expert(view(blob))), "weights version"));
+  BOOST_TEST(contains(text_of(import_blob(world.at(1), blob)), "weights version"));
   auto spec = sampled_request(1, 20);
   spec.keep_logits = true;
   BOOST_TEST(contains(text_of(world.at(0).add_request(spec)), "emulated device has none"));

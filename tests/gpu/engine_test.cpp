@@ -217,7 +217,7 @@ BOOST_AUTO_TEST_CASE(members_with_different_maps_are_found_out) {
   must(world.at(1).prepare_experts(all_to(1)));
   for (auto expert : must(world.at(1).prepare_experts(all_to(1)))) {
     auto blob = must(expert_blob(world.at(0), expert));
-    must(world.at(1).import_expert(view(blob)));
+    must(import_blob(world.at(1), blob));
   }
   must(world.at(1).switch_map(epoch_id{2}, all_to(1), world.members()));
   auto fabrics = make_loopback_fabrics(2);
@@ -239,22 +239,22 @@ BOOST_AUTO_TEST_CASE(experts_come_only_into_reserved_slots) {
   auto& self = world.at(1);
   BOOST_TEST((self.resident_experts() == std::vector<std::uint32_t>{8, 9, 10, 11, 12, 13, 14, 15}));
   auto blob = must(expert_blob(world.at(0), 3));
-  BOOST_TEST(contains(text_of(self.import_expert(view(blob))), "expert 3 has no reserved slot"));
+  BOOST_TEST(contains(text_of(import_blob(self, blob)), "expert 3 has no reserved slot"));
   BOOST_TEST(contains(text_of(expert_blob(world.at(0), 9)), "expert 9 is not resident"));
   auto missing = must(self.prepare_experts(all_to(1)));
   BOOST_TEST((missing == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
   auto damaged = blob;
   damaged[blob.size() / 2] ^= std::byte{1};
-  BOOST_TEST(contains(text_of(self.import_expert(view(damaged))), "checksum"));
-  BOOST_TEST(contains(text_of(self.import_expert({blob.data(), 9})), "checksum"));
-  must(self.import_expert(view(blob)));
-  must(self.import_expert(view(blob)));
+  BOOST_TEST(contains(text_of(import_blob(self, damaged)), "checksum"));
+  BOOST_TEST(contains(text_of(import_blob(self, byte_string(9))), "checksum"));
+  must(import_blob(self, blob));
+  must(import_blob(self, blob));
   BOOST_TEST(contains(text_of(self.switch_map(epoch_id{2}, all_to(1), {rank_id{1}})),
                       "expert 0 belongs to rank 1 but is not resident"));
   BOOST_TEST((self.owners() == self.home_map()));
   self.cancel_prepare();
   BOOST_TEST(self.resident_experts().size() == 8U);
-  BOOST_TEST(contains(text_of(self.import_expert(view(blob))), "no reserved slot"));
+  BOOST_TEST(contains(text_of(import_blob(self, blob)), "no reserved slot"));
   BOOST_TEST(contains(text_of(self.switch_map(epoch_id{2}, all_to(0), {rank_id{1}})),
                       "expert 0 belongs to rank 0, which is no member"));
 }
@@ -283,7 +283,7 @@ BOOST_AUTO_TEST_CASE(experts_are_exported_while_steps_run) {
       auto missing = world.at(1).prepare_experts(all_to(1));
       for (auto expert : *missing)
         if (auto blob = expert_blob(world.at(0), expert))
-          moved += world.at(1).import_expert(view(*blob)) ? 1 : 0;
+          moved += import_blob(world.at(1), *blob) ? 1 : 0;
       world.at(1).cancel_prepare();
     }
   });
@@ -321,7 +321,7 @@ BOOST_AUTO_TEST_CASE(new_weights_are_verified_before_they_serve) {
   BOOST_TEST((e->digests() == expected));
   BOOST_TEST((e->weights_version() == weights_id{1}));
   BOOST_TEST(e->kv().used == 0U);
-  BOOST_TEST(contains(text_of(e->import_expert(view(old_blob))), "weights version 0"));
+  BOOST_TEST(contains(text_of(import_blob(*e, old_blob)), "weights version 0"));
 
   must(e->add_request(sampled_request(1, 40)));
   auto fresh = must(engine::load(next, {}));

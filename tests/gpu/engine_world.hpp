@@ -35,6 +35,16 @@ inline result<byte_string> expert_blob(const engine& from, std::uint32_t expert)
   return blob;
 }
 
+/// Lands what a peer sent, or as much of it as there is, and imports it.
+inline result<void> import_blob(engine& into, const byte_string& blob) {
+  auto landing = into.open_expert_landing();
+  const auto weights = std::min(blob.size(), landing.weights_bytes);
+  std::copy_n(blob.begin(), weights, landing.weights);
+  std::copy_n(blob.begin() + static_cast<std::ptrdiff_t>(weights),
+              std::min(blob.size() - weights, landing.foot.size()), landing.foot.begin());
+  return into.import_expert(std::move(landing));
+}
+
 /// Fails the test with the error's text where there is one.
 template <class T>
 T must(result<T> value) {
@@ -94,7 +104,7 @@ public:
       for (auto expert : must(at(member.value).prepare_experts(map)))
         for (auto& peer : engines_)
           if (auto blob = expert_blob(*peer, expert)) {
-            must(at(member.value).import_expert(view(*blob)));
+            must(import_blob(at(member.value), *blob));
             break;
           }
     regroup(std::move(members));
