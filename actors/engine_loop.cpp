@@ -199,15 +199,16 @@ void engine_loop::on(const engine_prepare& m) {
   pull_next();
 }
 
-/// Asks the present owner for one expert, for the transport's thread to write it where it will stay.
-/// The next one waits for a step to end, so that copying is spread over steps where they are short.
+/// Asks the present owner for one expert, for the transport's thread to write it where it will
+/// stay. The next one waits for a step to end, so that copying is spread over steps where they are
+/// short.
 void engine_loop::pull_next() {
   if (next_->missing.empty()) return report_prepared();
   const auto epoch = next_->epoch;
   const auto expert = next_->missing.back();
   const auto from = engine_->owners().owner_of[expert];
   const auto landing = std::make_shared<expert_landing>(engine_->open_expert_landing());
-  std::vector<bytes_place> into{{landing->weights, landing->weights_bytes},
+  std::vector<bytes_place> into{{landing->weights, landing->weights_bytes, &landing->digest},
                                 {landing->foot.data(), landing->foot.size()}};
   const auto arrived = [this, epoch, expert, landing](const result<shared_bytes>& blob) {
     pull_done done{epoch, expert, landing->weights_bytes, {}};
@@ -218,7 +219,8 @@ void engine_loop::pull_next() {
     if (!done.problem.empty()) done.bytes = 0;
     enqueue(std::move(done));
   };
-  around_.fetch(from, std::string(expert_prefix) + std::to_string(expert), std::move(into), arrived);
+  around_.fetch(from, std::string(expert_prefix) + std::to_string(expert), std::move(into),
+                arrived);
 }
 
 void engine_loop::handle(const pull_done& p) {

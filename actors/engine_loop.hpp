@@ -61,8 +61,9 @@ public:
 
   /// A command of the rank's machine. Any thread; never blocks.
   void push(const envelope& command);
-  /// For the peers that pull: "expert/<number>", or a round of a request (kv_blob_name). Any thread.
-  /// Errors: bad_input for an expert that is not here, refused for a round that is not offered.
+  /// For the peers that pull: "expert/<number>", or a round of a request (kv_blob_name). Any
+  /// thread. Errors: bad_input for an expert that is not here, refused for a round that is not
+  /// offered.
   result<shared_bytes> exported(const std::string& name) const;
   const model_facts& facts() const;
 

@@ -56,7 +56,10 @@ std::optional<kv_moves::round_of_pages> kv_moves::make_round(leaving& move, std:
   if (!full) return std::nullopt;
   const auto made = std::min(move.full_made, *full); // Fewer after a preemption: computed again.
   if (*full - made <= 1) return std::nullopt;
-  const auto count = std::min(*full - made, pages_per_round());
+  const auto most = pages_per_round();
+  auto count = std::min(*full - made, most);
+  // Of many rounds the first are small: soon there is one to copy while the next is summed up.
+  if (*full > most) count = std::min(count, std::max(most / 4, 1U) + made);
   auto loan = engine_.lend_pages(key.request, made, count);
   if (!loan) return std::nullopt;
   move.full_made = made + count;
@@ -216,8 +219,9 @@ void kv_moves::pull(const engine_receive_round& m) {
   const auto landing = take_landing(m.what);
   std::vector<bytes_place> into;
   if (landing) {
+    auto& pages = landing->pages;
     for (std::uint32_t i = 0; i < m.what.pages; ++i)
-      into.push_back({landing->pages.pages[i], landing->pages.page_bytes});
+      into.push_back({pages.pages[i], pages.page_bytes, &pages.digests[i]});
     into.push_back({landing->foot.data(), landing->foot.size()});
   }
   around_.fetch(m.from, kv_blob_name(m.what.key, m.what.round), std::move(into),

@@ -8,9 +8,9 @@ namespace adafloor {
 /// interrupt a thread that runs.
 void give_way();
 
-/// For a thread that waits for messages many times in a millisecond: where it wakes, it need not let
-/// a thread of longer turns end its own, which may take milliseconds (Linux 6.12). Its share of the
-/// processor stays the same. Undoes `give_way`.
+/// For a thread that waits for messages many times in a millisecond: where it wakes, it need not
+/// let a thread of longer turns end its own, which may take milliseconds (Linux 6.12). Its share of
+/// the processor stays the same. Undoes `give_way`.
 void take_short_turns();
 
 } // namespace adafloor

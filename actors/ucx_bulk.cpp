@@ -1,6 +1,7 @@
 #include "actors/ucx_bulk.hpp"
 
 #include "actors/ucx_bulk_loop.hpp"
+#include "gpu/digest.hpp"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -24,6 +25,11 @@ void shared_bytes::copy_to(std::byte* into) const {
     std::memcpy(into, part.data, part.size);
     into += part.size;
   }
+}
+
+void bytes_place::fill(const std::byte* from) const {
+  if (size > 0) std::memcpy(data, from, size);
+  if (digest != nullptr) *digest = wide_digest64(data, size);
 }
 
 namespace {

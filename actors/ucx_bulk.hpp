@@ -33,6 +33,11 @@ struct shared_bytes {
 struct bytes_place {
   std::byte* data = nullptr;
   std::size_t size = 0;
+  /// Gets the wide_digest64 of what was written, where the writer made it while the bytes were in
+  /// its cache.
+  std::uint64_t* digest = nullptr;
+
+  void fill(const std::byte* from) const; ///< `size` bytes
 };
 
 struct bulk_stats {

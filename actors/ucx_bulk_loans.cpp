@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace adafloor {
 
@@ -13,7 +14,8 @@ using namespace bulk;
 
 namespace {
 
-constexpr std::size_t copy_bytes = 256 << 10; // at a time: some 60 us without a look at anything else
+// At a time: some 60 us without a look at anything else.
+constexpr std::size_t copy_bytes = 256 << 10;
 constexpr microseconds loan_grace{5'000'000};
 
 bool fills(const std::vector<lent_part>& parts, std::uint64_t length) {
@@ -100,20 +102,24 @@ void ucx_bulk::impl::on_loan_over(std::string_view bytes) {
   --serving_now;
 }
 
-// Reads on, up to `size` bytes. False: the lender cannot be read.
+// Reads on, up to `size` bytes, and sums them up while they are in the cache. False: the lender
+// cannot be read.
 bool ucx_bulk::impl::copy_parts(receiving& r, std::size_t size) {
   while (size > 0 && !r.parts.empty()) {
     auto& part = r.parts.back();
     auto& goal = r.goals.back();
     const std::size_t now = std::min({size, static_cast<std::size_t>(part.size), goal.size});
     if (!read_neighbour(r.head.pid, part.address, goal.data, now)) return false;
+    if (goal.digest != nullptr) r.digest.add(goal.data, now);
     size -= now;
     part.address += now;
     part.size -= now;
     if (part.size == 0) r.parts.pop_back();
     goal.data += now;
     goal.size -= now;
-    if (goal.size == 0) r.goals.pop_back();
+    if (goal.size > 0) continue;
+    if (goal.digest != nullptr) *goal.digest = std::exchange(r.digest, {}).value();
+    r.goals.pop_back();
   }
   return true;
 }

@@ -291,7 +291,7 @@ result<pooled_buffer> ucx_bulk::impl::scatter(pooled_buffer whole, const fetchin
                                     + " bytes are not what was announced");
   const std::byte* from = whole.data();
   for (const auto& place : f.into) {
-    std::memcpy(place.data, from, place.size);
+    place.fill(from);
     from += place.size;
   }
   return pooled_buffer{};

@@ -2,6 +2,7 @@
 // The inside of ucx_bulk: what callers and the owner thread share, and the owner thread's loop.
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_worker.hpp"
+#include "gpu/digest.hpp"
 
 #include <deque>
 #include <map>
@@ -94,6 +95,7 @@ struct ucx_bulk::impl {
     pooled_buffer buffer;
     std::vector<lent_part> parts{};   // lent: what is still to be read, the next one last
     std::vector<bytes_place> goals{}; // lent: where to, alike
+    wide_digest digest{};             // of what is in the present goal
     static void done(void* request, ucs_status_t status, std::size_t size, void* argument);
   };
 

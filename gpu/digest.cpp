@@ -1,5 +1,6 @@
 #include "gpu/digest.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -92,14 +93,37 @@ stripe_adder best_adder() {
 } // namespace
 
 std::uint64_t wide_digest64(const void* data, std::size_t size) {
-  static const stripe_adder add = best_adder();
+  wide_digest digest;
+  digest.add(data, size);
+  return digest.value();
+}
+
+wide_digest::wide_digest() {
+  static_assert(sizeof lanes_ == stripe);
+  for (std::uint32_t i = 0; i < std::size(lanes_); ++i)
+    lanes_[i] = 0x811C9DC5u + i;
+}
+
+void wide_digest::add(const void* data, std::size_t size) {
+  static const stripe_adder add_stripes = best_adder();
+  if (size == 0) return;
   const auto* p = static_cast<const unsigned char*>(data);
-  std::uint32_t state[stripe / sizeof(std::uint32_t)];
-  for (std::uint32_t i = 0; i < std::size(state); ++i)
-    state[i] = 0x811C9DC5u + i;
-  const auto whole = size / stripe * stripe;
-  add(p, size / stripe, state);
-  return digest64(p + whole, size - whole, digest64(state, sizeof state, size));
+  const auto held = size_ % stripe;
+  size_ += size;
+  if (held > 0) {
+    const auto more = std::min(size, stripe - held);
+    std::memcpy(rest_ + held, p, more);
+    if (held + more < stripe) return;
+    add_stripes(rest_, 1, lanes_);
+    p += more;
+    size -= more;
+  }
+  add_stripes(p, size / stripe, lanes_);
+  std::memcpy(rest_, p + size / stripe * stripe, size % stripe);
+}
+
+std::uint64_t wide_digest::value() const {
+  return digest64(rest_, size_ % stripe, digest64(lanes_, sizeof lanes_, size_));
 }
 
 std::uint64_t digest64(const void* data, std::size_t size, std::uint64_t seed) {

@@ -14,4 +14,17 @@ std::uint64_t digest64(const void* data, std::size_t size, std::uint64_t seed = 
 /// that are left. Equal on all machines. One wrong word is always seen.
 std::uint64_t wide_digest64(const void* data, std::size_t size);
 
+/// The same of bytes that come one piece after the other.
+class wide_digest {
+public:
+  wide_digest();
+  void add(const void* data, std::size_t size);
+  std::uint64_t value() const;
+
+private:
+  std::uint32_t lanes_[64];
+  unsigned char rest_[sizeof lanes_]; ///< too few at the end to fill the lanes
+  std::size_t size_ = 0;              ///< of all that was added
+};
+
 } // namespace adafloor

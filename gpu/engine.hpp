@@ -204,7 +204,8 @@ struct expert_weights;
 struct expert_landing {
   std::byte* weights = nullptr;
   std::size_t weights_bytes = 0;
-  byte_string foot; ///< of the size that a loan's has
+  std::uint64_t digest = 0; ///< wide_digest64 of the weights, from whoever wrote them
+  byte_string foot;         ///< of the size that a loan's has
   std::shared_ptr<expert_weights> memory;
 };
 
@@ -223,7 +224,8 @@ struct page_loan {
 /// as used until engine::import_landed or engine::drop_landing.
 struct page_landing {
   std::vector<std::byte*> pages;
-  std::size_t page_bytes = 0; ///< of each
+  std::vector<std::uint64_t> digests; ///< wide_digest64 of each page, from whoever wrote it
+  std::size_t page_bytes = 0;         ///< of each
   std::shared_ptr<kv_pool> pool;
   std::vector<std::uint32_t> numbers; ///< of the pages, in the pool
 };
@@ -314,9 +316,9 @@ public:
   result<expert_loan> lend_expert(std::uint32_t expert) const;
   /// Any thread, also during a step.
   expert_landing open_expert_landing() const;
-  /// Puts the weights of a loan, with its foot, into their reserved slot: they stay where they were
-  /// landed. Any thread, also during a step. Idempotent. Errors: bad_input for damage, another model
-  /// or version, or an expert that was not prepared.
+  /// Puts the weights of a loan, with their digest and its foot, into their reserved slot: they
+  /// stay where they were landed. Any thread, also during a step. Idempotent. Errors: bad_input for
+  /// damage, another model or version, or an expert that was not prepared.
   result<void> import_expert(expert_landing landed);
   /// Reads experts from the checkpoint into their reserved slots (recovery, home). Any thread.
   /// Errors: bad_input as in load, or when a tensor is not the one that was loaded before.
@@ -378,8 +380,9 @@ public:
   result<void> import_pages(request_id id, bytes_view blob);
   /// Pages that the import was promised, at most `count`; none for an unknown id.
   page_landing open_landing(request_id id, std::uint32_t count);
-  /// The same as import_pages, for pages that lie in the landing's first places: they stay where
-  /// they are. Whatever is not imported goes back to the import, also with an error.
+  /// The same as import_pages, for pages that lie in the landing's first places, each with its
+  /// digest: they stay where they are. Whatever is not imported goes back to the import, also with
+  /// an error.
   result<void> import_landed(request_id id, page_landing landing, bytes_view foot);
   /// Nobody writes into the pages any more. The import may have ended.
   void drop_landing(request_id id, page_landing landing);

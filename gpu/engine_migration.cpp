@@ -9,6 +9,7 @@ namespace adafloor {
 namespace {
 
 constexpr std::uint64_t pages_magic = 0x31534547415041ULL;     // "APAGES1"
+constexpr std::size_t fields_bytes_max = 256;                  // of a remainder, beside its lists
 constexpr std::uint64_t remainder_magic = 0x314E49414D4552ULL; // "REMAIN1"
 
 std::string label(request_id id) {
@@ -154,6 +155,9 @@ result<byte_string> engine::export_remainder(request_id id, std::uint32_t pages_
     return bad_input(label(id) + ": " + std::to_string(pages_sent) + " pages are said to be sent, "
                      + std::to_string(r->computed / kv_page_tokens) + " are full");
   byte_writer out;
+  const auto row_bytes = sizeof(token_id) + sizeof(float); // of a position, in the lists
+  out.reserve((covered - pages_sent) * s.pool->layout().page_floats() * sizeof(float)
+              + r->tokens.size() * row_bytes + fields_bytes_max);
   blob_head{remainder_magic, s.fingerprint, s.version.value, id}.write(out);
   put_request(out, *r);
   if (auto ok = put_pages(out, *s.device, *s.pool, *r, {pages_sent, covered - pages_sent}); !ok)
@@ -252,8 +256,8 @@ struct pages_label {
   std::uint32_t first = 0;
   std::vector<std::uint64_t> digests;
 
-  result<void> check(request_id id, std::uint32_t i, const void* page, std::size_t bytes) const {
-    if (wide_digest64(page, bytes) == digests[i]) return {};
+  result<void> check(request_id id, std::uint32_t i, std::uint64_t digest) const {
+    if (digest == digests[i]) return {};
     return bad_input(label(id) + ": checksum of page " + std::to_string(first + i)
                      + " differs; send it again");
   }
@@ -285,7 +289,7 @@ result<void> engine::import_pages(request_id id, bytes_view blob) {
   if (pages->digests.size() != count) return wrong_size(id, blob.size, pages->digests.size());
   for (std::uint32_t i = 0; i < count; ++i) {
     const auto* page = blob.data + i * bytes;
-    if (auto good = pages->check(id, i, page, bytes); !good) return good;
+    if (auto good = pages->check(id, i, wide_digest64(page, bytes)); !good) return good;
     if (auto ok = take_page(*s.device, *s.pool, id, import->second, {pages->first + i, page}); !ok)
       return ok;
   }
@@ -299,6 +303,7 @@ page_landing engine::open_landing(request_id id, std::uint32_t count) {
   if (import == s.imports.end()) return landing;
   landing.pool = s.pool;
   landing.page_bytes = s.pool->layout().page_floats() * sizeof(float);
+  landing.digests.resize(count);
   for (; count > 0 && import->second.promised > 0; --count, --import->second.promised) {
     landing.numbers.push_back(s.pool->take_promised());
     landing.pages.push_back(reinterpret_cast<std::byte*>(s.pool->data(landing.numbers.back())));
@@ -328,7 +333,7 @@ result<void> engine::import_landed(request_id id, page_landing landing, bytes_vi
     const auto bytes = s.pool->layout().page_floats() * sizeof(float);
     if (count > landing.pages.size()) return wrong_size(id, landing.pages.size() * bytes, count);
     for (std::uint32_t i = 0; i < count; ++i)
-      if (auto good = pages->check(id, i, landing.pages[i], bytes); !good) return good;
+      if (auto good = pages->check(id, i, landing.digests[i]); !good) return good;
     for (std::uint32_t i = 0; i < count; ++i)
       if (auto ok = s.device->page_from_host(*s.pool, landing.numbers[i]); !ok) return ok;
     std::vector<std::uint32_t> surplus(landing.numbers.begin() + static_cast<std::ptrdiff_t>(count),

@@ -178,7 +178,7 @@ expert_landing expert_store::open() const {
   auto weights = std::make_shared<expert_weights>();
   weights->words = mapped_floats(layout_.words());
   auto* bytes = reinterpret_cast<std::byte*>(weights->words.data());
-  return {bytes, layout_.words() * sizeof(float), byte_string(foot_bytes), std::move(weights)};
+  return {bytes, layout_.words() * sizeof(float), 0, byte_string(foot_bytes), std::move(weights)};
 }
 
 result<void> expert_store::import(expert_landing landed) {
@@ -193,8 +193,7 @@ result<void> expert_store::import(expert_landing landed) {
   if (!foot.ok() || magic != blob_magic || model != model_ || words != layout_.words()
       || foot.left() > 0)
     return bad_input("expert blob: is of another kind or model");
-  landed.memory->digest = landed.memory->computed_digest();
-  if (landed.memory->digest != digest)
+  if (landed.digest != digest)
     return bad_input("expert blob: checksum of expert " + std::to_string(expert)
                      + " differs; send it again");
   {
@@ -203,6 +202,7 @@ result<void> expert_store::import(expert_landing landed) {
       return bad_input("expert blob: has weights version " + std::to_string(version.value)
                        + ", this rank serves " + std::to_string(version_.value));
   }
+  landed.memory->digest = digest;
   return put(expert, std::move(landed.memory));
 }
 

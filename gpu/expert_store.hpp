@@ -34,7 +34,7 @@ struct expert_layout {
 expert_layout expert_layout_of(const model_config& config);
 
 struct expert_weights {
-  mapped_floats words; ///< of an expert_layout
+  mapped_floats words;      ///< of an expert_layout
   std::uint64_t digest = 0; ///< wide_digest64 of the words, when they were made or came in
   std::uint64_t computed_digest() const;
   const float* floats() const { return words.data(); }

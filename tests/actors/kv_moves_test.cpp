@@ -71,12 +71,12 @@ struct pair_of_ranks : engine_world {
       const auto copy = std::make_shared<byte_string>(lent->size());
       lent->copy_to(copy->data());
       landed += into.empty() ? 0 : 1;
+      if (damage && !into.empty()) (*copy)[5] ^= std::byte{1};
       const auto* from = copy->data();
       for (const auto& place : into) {
-        std::memcpy(place.data, from, place.size);
+        place.fill(from);
         from += place.size;
       }
-      if (damage && !into.empty()) into.front().data[5] ^= std::byte{1};
       answer(shared_bytes{copy, view(*copy)});
     };
     d.moves = std::make_unique<kv_moves>(at(rank), around);

@@ -1,5 +1,6 @@
 #pragma once
 // Several engines of one process that step together, for tests that change the group in between.
+#include "gpu/digest.hpp"
 #include "gpu/engine.hpp"
 #include "gpu/loopback.hpp"
 
@@ -42,6 +43,7 @@ inline result<void> import_blob(engine& into, const byte_string& blob) {
   std::copy_n(blob.begin(), weights, landing.weights);
   std::copy_n(blob.begin() + static_cast<std::ptrdiff_t>(weights),
               std::min(blob.size() - weights, landing.foot.size()), landing.foot.begin());
+  landing.digest = wide_digest64(landing.weights, landing.weights_bytes);
   return into.import_expert(std::move(landing));
 }
 
