@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <future>
 #include <thread>
 
@@ -409,7 +410,8 @@ int run_node(const node_options& options) {
   if (options.liveness_fd >= 0) watch_launcher(options.liveness_fd);
   try {
     node n(options);
-    if (auto r = n.start(); !r) return report(options.rank, r.error());
+    // Nothing is under way yet, and UCX aborts where endpoints that still connect are destroyed.
+    if (auto r = n.start(); !r) std::_Exit(report(options.rank, r.error()));
     if (auto r = n.run(); !r) return report(options.rank, r.error());
     return status_done;
   } catch (const std::exception& e) {

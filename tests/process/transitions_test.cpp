@@ -75,7 +75,7 @@ BOOST_FIXTURE_TEST_CASE(a_contraction_without_memory_is_refused_and_the_group_go
   const auto model = engine::load(shipped_models() + "/collatz-moe/v3-bf16", plain);
   BOOST_REQUIRE(model.has_value());
   const auto facts = (*model)->facts();
-  const auto pages = (7 + 500) / kv_page_tokens + 11; // one request, and a third of another
+  const auto pages = (7 + 500) / kv_page_tokens + 23; // one request, and two thirds of another
   const auto budget = facts.dense_bytes + facts.experts / 2 * facts.expert_resident_bytes
                       + pages * facts.kv_page_resident_bytes;
   const auto ended =
