@@ -159,13 +159,16 @@ void handle(sidecar_machine& m, const work_result& done, time_point now, effects
   run_next(m, now, out);
 }
 
+/// A worker that ended by itself may be starting anew for a unit that was on its way, so it is told
+/// to stop like any other, and gone when it has answered that.
 void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effects& out) {
   if (!concerns(m, gone.lease)) return;
-  m.worker_gone = true;
   m.forced = m.forced || gone.forced;
   m.clean = m.clean && gone.clean;
   m.running.clear();
   if (m.now_in == phase::holding) return begin_stopping(m, m.grace, now, out);
+  if (m.now_in == phase::stopping && gone.forced) return; // By itself, as it was told to stop.
+  m.worker_gone = true;
   give_back_if_done(m, out);
 }
 

@@ -21,9 +21,11 @@ struct sidecar_config {
 };
 
 /// Local addresses used: {self, rank} (gate; grants come from it, returns go to it) and {self,
-/// worker} (takes `run_unit`, answers `work_result`; takes `stop_worker`, answers `worker_stopped`
-/// when process and memory are gone). Talks to {broker_rank, broker} about units itself. The worker
-/// starts with the first run_unit of a lease and must be able to do so again after it stopped.
+/// worker} (takes `run_unit`, answers `work_result`; takes `stop_worker`, answers `worker_stopped`,
+/// forced as it was told to `kill`, when nothing of the lease runs any more). Talks to
+/// {broker_rank, broker} about units itself. The worker starts with the first run_unit of a lease
+/// and must be able to do so again after it stopped. One that dies says worker_stopped, forced,
+/// without being asked; that ends the lease, but is no answer.
 struct sidecar_machine {
   enum class phase : std::uint8_t {
     idle,

@@ -53,6 +53,8 @@ inline void check_node(const world& w, std::uint32_t n) {
   const bool lent = node.sidecar.now_in != sidecar_machine::phase::idle || node.worker.active();
   demand(!lent || (!rank.in_group() && !engine.in_group()), "I4",
          rank_text(n) + " is lent and a member at once");
+  demand(node.sidecar.now_in != sidecar_machine::phase::idle || !node.worker.active(), "I9",
+         rank_text(n) + "'s lease is over, and its worker runs");
   demand(rank.who.stamp.epoch <= engine.epoch(), "I7",
          rank_text(n) + " claims an epoch that its engine does not run");
   demand(rank.rollout ? rank.rollout->outbox.size() <= w.what.requests : true, "I9",

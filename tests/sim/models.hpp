@@ -203,7 +203,7 @@ private:
 
   host& world_;
   rank_id self_;
-  bool active_ = false, stopping_ = false;
+  bool active_ = false, stopping_ = false, stop_kills_ = false;
   std::uint64_t generation_ = 0; ///< of the process
 };
 

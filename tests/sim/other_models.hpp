@@ -33,7 +33,7 @@ inline void worker_model::run(const run_unit& order) {
   const bool crashes = world_.rng.chance(world_.faults().worker_crash);
   world_.after(self_.value, duration, [this, order, crashes, process = generation_] {
     if (process != generation_) return;
-    if (crashes) return gone(order.lease, true);
+    if (crashes) return gone(order.lease, stopping_ ? stop_kills_ : true);
     say(work_result{order.lease, order.work.unit, true_answer(order.work)}, microseconds{0});
   });
 }
@@ -43,17 +43,20 @@ inline void worker_model::stop(const stop_worker& order) {
   if (!order.kill && world_.rng.chance(world_.faults().worker_stubborn)) return;
   if (!active_) return say(worker_stopped{order.lease, order.kill, true}, microseconds{0});
   stopping_ = true;
+  stop_kills_ = order.kill;
   world_.after(self_.value, world_.rng.delay(100, 40'000), [this, order, process = generation_] {
     if (process == generation_) gone(order.lease, order.kill);
   });
 }
 
+/// News of a death by itself takes a while: units on their way meanwhile start the next process.
 inline void worker_model::gone(lease_id lease, bool forced) {
+  const auto late = stopping_ ? microseconds{0} : world_.rng.delay(0, 40'000);
   active_ = stopping_ = false;
   ++generation_;
   const auto chance = world_.faults().worker_unclean;
   const bool unclean = chance > 0 && world_.rng.chance(chance);
-  say(worker_stopped{lease, forced, !unclean}, microseconds{0});
+  say(worker_stopped{lease, forced, !unclean}, late);
 }
 
 inline void recorder_model::handle(const envelope& message) {

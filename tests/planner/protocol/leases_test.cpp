@@ -372,11 +372,26 @@ BOOST_AUTO_TEST_CASE(a_process_that_was_stopped_itself_does_not_blame_its_worker
   BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, true, true}))[0].clean);
 }
 
-BOOST_AUTO_TEST_CASE(a_worker_that_dies_by_itself_ends_the_lease) {
+BOOST_AUTO_TEST_CASE(a_worker_that_dies_by_itself_ends_the_lease_once_nothing_runs_in_its_place) {
   work();
-  const auto back = sent<lease_returned>(worker(worker_stopped{id, true, true}));
+  const auto out = worker(worker_stopped{id, true, true});
+  BOOST_TEST(sent<lease_returned>(out).empty()); // Unit 1 may have been on its way to a new one.
+  BOOST_REQUIRE_EQUAL(sent<stop_worker>(out).size(), 1u);
+  BOOST_TEST(!sent<stop_worker>(out)[0].kill);
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, false, true}));
   BOOST_REQUIRE_EQUAL(back.size(), 1u);
   BOOST_TEST(back[0].forced);
+  BOOST_TEST(back[0].clean);
+}
+
+BOOST_AUTO_TEST_CASE(the_death_of_a_worker_that_is_told_to_stop_is_not_its_answer) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, true, false})).empty());
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, false, true}));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(back[0].forced);
+  BOOST_TEST(!back[0].clean); // What was not proven once stays so.
 }
 
 BOOST_AUTO_TEST_CASE(the_end_of_the_job_ends_the_lease_and_all_later_ones) {
