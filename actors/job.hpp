@@ -70,14 +70,15 @@ struct sidecar_settings {
   double grace_seconds = 2.0;      ///< between revoking a lease and killing its holder
   double min_window_seconds = 0.5; ///< shorter predicted windows are not leased
   double max_slowdown = 0.03; ///< of decode steps, a share; beyond it less is lent; 0: no limit
-  std::uint64_t memory_bytes = 1u << 30; ///< for the work on one rank
+  std::uint64_t memory_bytes = 1u << 30; ///< for the models that work on one rank; 0: no limit
+  std::vector<std::uint32_t> cpus;       ///< for the work on this host; empty: those of its rank
   std::string score_with;                ///< self | folder of a model; empty: no scores
   std::string exec;                      ///< command for /bin/sh; empty: none
   std::uint32_t exec_count = 1;          ///< units that run `exec`
   std::string exec_file;                 ///< JSON lines of commands, before those
   queue_settings generate, score{1, 1}, exec_queue;
   FIELDS(sidecar_settings, model, queries, grace_seconds, min_window_seconds, max_slowdown,
-         memory_bytes, score_with, exec, exec_count, exec_file, generate, score, exec_queue)
+         memory_bytes, cpus, score_with, exec, exec_count, exec_file, generate, score, exec_queue)
   /// There is work that ranks are lent for.
   bool any() const {
     return !(model.empty() && score_with.empty() && exec.empty() && exec_file.empty());

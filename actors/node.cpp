@@ -116,7 +116,9 @@ private:
 result<void> node::start() {
   if (auto r = open_transport(); !r) return r;
   if (auto r = join_world(); !r) return r;
+  if (task_.sidecar.any()) spawn_worker(); // First: the fork of a process without weights is cheap.
   if (auto r = start_engine(); !r) return r;
+  if (worker_) worker_->wait_loaded(milliseconds(task_.runtime.start_ms));
   if (self_ == rank_id(0)) {
     const auto began = std::chrono::steady_clock::now().time_since_epoch();
     auto events =
@@ -283,7 +285,6 @@ void node::spawn_machines() {
       ended_.set_value(end->reason);
     engine_->push(e);
   });
-  if (task_.sidecar.any()) spawn_worker();
   router_.attach(role_kind::worker, [this](const envelope& e) {
     if (worker_) worker_->push(e);
   });
@@ -308,15 +309,21 @@ void node::spawn_machines() {
 
 void node::spawn_worker() {
   const broker_config lent;
+  const auto& lent_to = task_.sidecar;
   sidecar_worker::options o;
-  o.self = self_;
-  o.kv_pages = std::max(
-      o.kv_pages,
+  o.self = o.model.self = self_;
+  for (const auto& model :
+       {lent_to.model, lent_to.score_with == "self" ? task_.models.front() : lent_to.score_with})
+    if (!model.empty()) o.model.models.push_back(model);
+  o.model.kv_pages = std::max(
+      o.model.kv_pages,
       (task_.rollout.max_prompt_length + task_.rollout.max_response_length) / kv_page_tokens + 1);
+  o.model.memory_bytes = lent_to.memory_bytes;
+  o.cpus = o.model.cpus = lent_to.cpus;
   o.scratch = task_.out_dir + "/scratch";
   o.device = task_.device;
   o.lease_seconds = seconds_of(lent.duration - lent.renew);
-  o.grace_seconds = task_.sidecar.grace_seconds;
+  o.grace_seconds = lent_to.grace_seconds;
   worker_ = std::make_unique<sidecar_worker>(std::move(o),
                                              [this](envelope e) { router_.post(std::move(e)); });
 }

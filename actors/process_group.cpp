@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 extern char** environ;
@@ -26,29 +28,68 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return out;
 }
 
+/// What the child needs, made before the fork.
+struct plan {
+  const process_group::order* order;
+  char* const* argv;
+  char* const* env;
+  cpu_set_t cpus;
+  pid_t parent;
+};
+
+[[noreturn]] void give_up(const char* what, const char* why) {
+  const char* const parts[] = {what, why, ": ", strerrordesc_np(errno), "\n"};
+  for (const char* part : parts)
+    if (write(2, part, std::strlen(part)) < 0) break;
+  _exit(127);
+}
+
+void give_way(const plan& p) {
+  const sched_param lowest{};
+  if (p.order->niceness)
+    setpriority(PRIO_PROCESS, 0, *p.order->niceness);
+  else
+    sched_setscheduler(0, SCHED_IDLE, &lowest);
+  const int score = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  constexpr std::string_view first_to_go = "1000";
+  if (write(score, first_to_go.data(), first_to_go.size()) < 0) errno = 0; // A wish.
+}
+
 /// In the child; other threads of the parent may have held any lock, so only system calls.
-[[noreturn]] void become(char* const* argv, char* const* env, const char* output, pid_t parent) {
+[[noreturn]] void become(const plan& p) {
+  const auto& o = *p.order;
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127); // It died before prctl.
+  if (getppid() != p.parent) _exit(127); // It died before prctl.
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int number : {SIGTERM, SIGINT, SIGPIPE, SIGHUP, SIGCHLD})
     signal(number, SIG_DFL);
-  const sched_param lowest{};
-  sched_setscheduler(0, SCHED_IDLE, &lowest);
+  give_way(p);
   const int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const int out = open(output, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (in < 0 || out < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0) _exit(127);
-  constexpr unsigned first_other = 3;
+  if (in < 0 || dup2(in, 0) < 0) _exit(127);
+  if (!o.output.empty()) {
+    const int out = open(o.output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (out < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0) _exit(127);
+  }
+  unsigned first_other = process_group::passed_fd;
+  if (o.socket_fd >= 0) {
+    ++first_other;
+    // dup2 of a descriptor to itself would leave it as it is: closed by exec.
+    if (o.socket_fd == process_group::passed_fd)
+      fcntl(o.socket_fd, F_SETFD, 0); // NOLINT
+    else if (dup2(o.socket_fd, process_group::passed_fd) < 0)
+      _exit(127);
+  }
   syscall(SYS_close_range, first_other, ~0U, 0U);
-  execvpe(argv[0], argv, env);
-  const char* why = strerrordesc_np(errno);
-  const char* const parts[] = {argv[0], ": cannot be executed: ", why, "\n"};
-  for (const char* part : parts)
-    if (write(2, part, std::strlen(part)) < 0) break;
-  _exit(127);
+  if (!o.cpus.empty() && sched_setaffinity(0, sizeof p.cpus, &p.cpus) != 0)
+    give_up(p.argv[0], ": cannot run on the CPUs of lease.cpus");
+  const rlimit memory{o.memory_bytes, o.memory_bytes};
+  if (o.memory_bytes > 0 && setrlimit(RLIMIT_DATA, &memory) != 0)
+    give_up(p.argv[0], ": cannot be limited to lease.memory_bytes");
+  execvpe(o.program.empty() ? p.argv[0] : o.program.c_str(), p.argv, p.env);
+  give_up(p.argv[0], ": cannot be executed");
 }
 
 } // namespace
@@ -66,8 +107,11 @@ result<process_group> process_group::start(const order& order) {
   const auto argv = pointers(words), env = pointers(names);
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   const auto parent = getpid();
+  plan p{&order, argv.data(), env.data(), {}, parent};
+  for (const auto cpu : order.cpus)
+    if (cpu < CPU_SETSIZE) CPU_SET(cpu, &p.cpus);
   const auto pid = fork();
-  if (pid == 0) become(argv.data(), env.data(), order.output.c_str(), parent);
+  if (pid == 0) become(p);
   if (pid < 0)
     return fail(error_code::io, "cannot start " + words.front() + ": " + std::strerror(errno)
                                     + "; allow more processes (ulimit -u)");

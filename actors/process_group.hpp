@@ -1,7 +1,7 @@
 #pragma once
-// A command in a process group of its own, and the proof that nothing of the group is left. It runs
-// only when nobody else wants the CPU (SCHED_IDLE), its input is empty, and the kernel kills it
-// when the thread that started it ends.
+// A command in a process group of its own, and the proof that nothing of the group is left. It
+// gives way to everybody else on the CPU and goes first when the system is out of memory, its input
+// is empty, and the kernel kills it when the thread that started it ends.
 #include "messages/result.hpp"
 
 #include <sys/types.h>
@@ -20,8 +20,15 @@ public:
   struct order {
     std::vector<std::string> command;     ///< program, looked up in PATH, and arguments
     std::vector<std::string> environment; ///< NAME=VALUE, over that of this process
-    std::string output;                   ///< file for what it prints, errors included
+    std::string output;  ///< file for what it prints, errors included; empty: as this process
+    std::string program; ///< file to execute; empty: the first word, looked up in PATH
+    int socket_fd = -1;  ///< stays open for the command, as descriptor `passed_fd`
+    /// 0 to 19; none: it runs when nobody else wants the CPU (SCHED_IDLE).
+    std::optional<int> niceness;
+    std::vector<std::uint32_t> cpus; ///< that it may run on; empty: those of this process
+    std::uint64_t memory_bytes = 0;  ///< that each process may write to (RLIMIT_DATA); 0: any
   };
+  static constexpr int passed_fd = 3;
   /// Errors: io; nothing runs then. A program that cannot be executed ends with exit code 127 and
   /// says why in its output.
   static result<process_group> start(const order& order);

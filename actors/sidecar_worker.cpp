@@ -2,19 +2,21 @@
 
 #include "actors/unit_number.hpp"
 
+#include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <stdexcept>
 
 namespace adafloor {
 namespace {
 
-constexpr std::chrono::milliseconds watch_every{10}; ///< a command that runs
-constexpr int of_signal = 128;                       ///< in exit codes
+constexpr int watch_every_ms = 10; ///< a command that runs
+constexpr int of_signal = 128;     ///< in exit codes
 
 /// The end of a file, at most 16 KiB; msgpack carries any bytes, JSON does not: others become '?'.
 std::string end_of(const std::string& path) {
@@ -35,7 +37,8 @@ std::string end_of(const std::string& path) {
 } // namespace
 
 sidecar_worker::sidecar_worker(options o, std::function<void(envelope)> post)
-  : options_(std::move(o)), post_(std::move(post)) {
+  : options_(std::move(o)), post_(std::move(post)), wake_fd_(eventfd(0, EFD_CLOEXEC)) {
+  if (wake_fd_ < 0) throw std::runtime_error("no eventfd; allow more open files (ulimit -n)");
   thread_ = std::thread([this] { run(); });
 }
 
@@ -44,8 +47,9 @@ sidecar_worker::~sidecar_worker() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_one();
+  wake();
   thread_.join();
+  close(wake_fd_);
 }
 
 void sidecar_worker::push(const envelope& command) {
@@ -53,11 +57,25 @@ void sidecar_worker::push(const envelope& command) {
     std::lock_guard lock(mutex_);
     queue_.push_back(command);
   }
-  wake_.notify_one();
+  wake();
 }
 
-template <class M>
-void sidecar_worker::tell(M message) {
+void sidecar_worker::wait_loaded(microseconds most) {
+  std::unique_lock lock(mutex_);
+  loaded_now_.wait_for(lock, most, [this] { return loaded_; });
+}
+
+void sidecar_worker::note_loaded() {
+  std::lock_guard lock(mutex_);
+  if (!loaded_) loaded_now_.notify_all();
+  loaded_ = true;
+}
+
+void sidecar_worker::wake() const {
+  eventfd_write(wake_fd_, 1);
+}
+
+void sidecar_worker::tell(any_message message) {
   envelope e;
   e.from = {options_.self, role_kind::worker};
   e.to = {options_.self, role_kind::sidecar};
@@ -65,25 +83,32 @@ void sidecar_worker::tell(M message) {
   post_(std::move(e));
 }
 
+/// On this thread processes start and end: the kernel kills them when it ends.
 void sidecar_worker::run() {
-  constexpr int lowest_priority = 19;
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), lowest_priority);
+  model_.emplace(options_.model, [this](any_message said) { tell(std::move(said)); });
   while (take_commands()) {
-    if (!running_.empty()) do_step();
+    model_->watch();
+    if (model_->loaded()) note_loaded();
     if (command_) watch_command();
+    wait();
   }
-  command_.reset(); // On this thread: the kernel kills the command when it ends.
+  command_.reset();
+  model_.reset();
+}
+
+void sidecar_worker::wait() const {
+  auto patience = model_->patience_ms();
+  if (command_ && (patience < 0 || patience > watch_every_ms)) patience = watch_every_ms;
+  pollfd waits[] = {{wake_fd_, POLLIN, 0}, model_->waits_for()};
+  poll(waits, std::size(waits), patience);
+  eventfd_t woken = 0;
+  if (waits[0].revents != 0) eventfd_read(wake_fd_, &woken);
 }
 
 bool sidecar_worker::take_commands() {
   std::deque<envelope> taken;
   {
-    std::unique_lock lock(mutex_);
-    const auto called = [&] { return stopping_ || !queue_.empty(); };
-    if (command_)
-      wake_.wait_for(lock, watch_every, called);
-    else if (running_.empty())
-      wake_.wait(lock, called);
+    std::lock_guard lock(mutex_);
     if (stopping_) return false;
     taken.swap(queue_);
   }
@@ -95,64 +120,12 @@ bool sidecar_worker::take_commands() {
   return true;
 }
 
-result<void> sidecar_worker::need_model(const std::string& dir) {
-  if (engine_ && engine_->model_dir() == dir) return {};
-  engine_.reset();
-  engine_options o; // A world of its own: it owns all experts.
-  o.kv_pages = options_.kv_pages;
-  o.max_num_seqs = options_.max_num_seqs;
-  auto loaded = engine::load(dir, o);
-  if (!loaded) return tl::unexpected(loaded.error());
-  engine_ = std::move(*loaded);
-  return {};
-}
-
 void sidecar_worker::handle(const run_unit& m) {
-  const auto unit = m.work.unit;
-  if (running_.count(unit) != 0 || command_) return; // A repeat.
-  if (m.work.kind == work_kind::exec) {
-    const auto name = std::to_string(unit) + "-" + std::to_string(options_.self.value);
-    command_.emplace(running_command{m, options_.scratch + "/" + name, {}, 0, {}});
-    return start_command();
-  }
-  if (auto ready = need_model(m.work.model); !ready) {
-    // Not the unit's fault: unanswered, it goes back to the queue with the lease.
-    std::fprintf(stderr, "rank %u: no auxiliary work: %s\n", options_.self.value,
-                 ready.error().text.c_str());
-    return;
-  }
-  request_spec request;
-  request.id = request_id(unit);
-  request.prompt = m.work.prompt;
-  request.max_tokens = m.work.max_tokens;
-  request.sampling.temperature = 0;
-  request.forced = m.work.response;
-  if (auto added = engine_->add_request(std::move(request)); !added)
-    return fail_unit(m.lease, unit, added.error());
-  running_[unit] = m.lease;
-}
-
-/// An empty answer: the unit is done, wrongly, and its place in the results says so.
-void sidecar_worker::fail_unit(const lease_id& lease, std::uint64_t unit, const error& why) {
-  std::fprintf(stderr, "rank %u: auxiliary unit %llu failed: %s\n", options_.self.value,
-               static_cast<unsigned long long>(unit), why.text.c_str());
-  tell(work_result{lease, unit, {}, {}, 0, why.text});
-}
-
-void sidecar_worker::do_step() {
-  auto out = engine_->step(nullptr, {});
-  if (!out) {
-    for (const auto& [unit, lease] : running_)
-      fail_unit(lease, unit, out.error());
-    running_.clear();
-    engine_.reset();
-    return;
-  }
-  for (auto& f : out->finished) {
-    const auto it = running_.find(f.id.value);
-    tell(work_result{it->second, f.id.value, std::move(f.tokens), std::move(f.logprobs)});
-    running_.erase(it);
-  }
+  if (command_) return; // A repeat: commands run alone.
+  if (m.work.kind != work_kind::exec) return model_->run(m);
+  const auto name = std::to_string(m.work.unit) + "-" + std::to_string(options_.self.value);
+  command_.emplace(running_command{m, options_.scratch + "/" + name, {}, 0, {}});
+  start_command();
 }
 
 void sidecar_worker::start_command() {
@@ -164,6 +137,7 @@ void sidecar_worker::start_command() {
   process_group::order order;
   order.command = c.order.work.command;
   order.output = c.folder + ".log";
+  order.cpus = options_.cpus;
   order.environment = {
       "ADAFLOOR_UNIT=" + std::to_string(index_of_unit(c.order.work.unit)),
       "ADAFLOOR_LEASE_ID=" + std::to_string(lease.epoch.value) + "."
@@ -176,7 +150,7 @@ void sidecar_worker::start_command() {
   };
   auto started = failed ? fail(error_code::io, c.folder + ": " + failed.message())
                         : process_group::start(order);
-  if (!started) { // As above.
+  if (!started) { // Not the unit's fault: unanswered, it goes back to the queue with the lease.
     std::fprintf(stderr, "rank %u: no auxiliary work: %s\n", options_.self.value,
                  started.error().text.c_str());
     return command_.reset();
@@ -209,12 +183,9 @@ void sidecar_worker::end_command(int code) {
   if (c.stop) tell(worker_stopped{c.stop->lease, c.stop->kill, true});
 }
 
-/// Units under way are dropped here; the broker gives them out again. A command's group is waited
-/// for: only its end is the answer.
+/// A command's group is waited for: only its end is the answer.
 void sidecar_worker::handle(const stop_worker& m) {
-  running_.clear();
-  engine_.reset();
-  if (!command_) return tell(worker_stopped{m.lease, m.kill, true});
+  if (!command_) return model_->stop(m);
   command_->stop = m;
   command_->group->signal(m.kill ? SIGKILL : SIGTERM);
 }

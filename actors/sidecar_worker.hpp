@@ -1,17 +1,13 @@
 #pragma once
-// Does a lease's auxiliary work on this rank, at the lowest scheduling priority, so that decoding
-// on other ranks of the host goes first. Answers prompts and scores responses with a model that it
-// loads whole, MoE or dense, with the first unit of a lease that needs it; runs commands in a
-// process group of their own. Frees everything when told to stop.
+// Has a lease's auxiliary work done on this rank by processes that give way to decoding: prompts
+// and scores by a model worker that stays between leases, commands in a process group of their own.
+#include "actors/model_process.hpp"
 #include "actors/process_group.hpp"
-#include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -29,12 +25,12 @@ class sidecar_worker {
 public:
   struct options {
     rank_id self;
-    std::uint32_t max_num_seqs = 8; ///< units that are answered together
-    std::uint32_t kv_pages = 256;
-    std::string scratch;      ///< folder for the folders of commands; made when needed
-    std::string device;       ///< as commands are told
-    double lease_seconds = 0; ///< that a lease lasts at least if nobody revokes it
-    double grace_seconds = 0; ///< between SIGTERM and SIGKILL
+    model_process::options model;
+    std::vector<std::uint32_t> cpus; ///< of commands; empty: those of this process
+    std::string scratch;             ///< folder for the folders of commands; made when needed
+    std::string device;              ///< as commands are told
+    double lease_seconds = 0;        ///< that a lease lasts at least if nobody revokes it
+    double grace_seconds = 0;        ///< between SIGTERM and SIGKILL
     std::uint32_t kills_max = 5;
   };
   /// `post` may be called on any thread; envelopes go to the sidecar's machine.
@@ -42,6 +38,8 @@ public:
   /// Drops unfinished units, kills their processes and joins the thread.
   ~sidecar_worker();
 
+  /// Waits, for `most` at most, until the models that are loaded ahead are there or cannot be had.
+  void wait_loaded(microseconds most);
   /// run_unit or stop_worker. Any thread; never blocks.
   void push(const envelope& command);
 
@@ -56,28 +54,28 @@ private:
   };
 
   void run();
+  void wait() const;
   bool take_commands();
   void handle(const run_unit& m);
   void handle(const stop_worker& m);
-  result<void> need_model(const std::string& dir);
-  void do_step();
   void start_command();
   void watch_command();
   void end_command(int code);
-  void fail_unit(const lease_id& lease, std::uint64_t unit, const error& why);
-  template <class M>
-  void tell(M message);
+  void tell(any_message message);
+  void wake() const;
+  void note_loaded();
 
   options options_;
   std::function<void(envelope)> post_;
+  int wake_fd_; ///< readable when there is a command, or the end
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable loaded_now_;
   std::deque<envelope> queue_;
+  bool loaded_ = false;
   bool stopping_ = false;
 
   // The worker's thread only.
-  std::unique_ptr<engine> engine_; ///< null while no lease needs it
-  std::map<std::uint64_t, lease_id> running_;
+  std::optional<model_process> model_;
   std::optional<running_command> command_;
   std::thread thread_;
 };

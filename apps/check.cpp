@@ -11,6 +11,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,8 @@ namespace adafloor {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t lease_memory_min = 16U << 20;
 
 template <class... Args>
 result<void> unless(bool holds, fmt::format_string<Args...> text, Args&&... args) {
@@ -145,6 +148,10 @@ result<void> check_runtime(const job& task) {
              task.kv.page_tokens, kv_page_tokens),
       unless(task.sidecar.grace_seconds >= 0, "--lease-grace-seconds {}: 0 or more",
              task.sidecar.grace_seconds),
+      unless(task.sidecar.memory_bytes == 0 || task.sidecar.memory_bytes >= lease_memory_min,
+             "--lease-memory-bytes {}: at least {}, which a model worker takes without a model, or "
+             "0 for no limit",
+             task.sidecar.memory_bytes, lease_memory_min),
       unless(task.sidecar.min_window_seconds >= 0, "--lease-min-window-seconds {}: 0 or more",
              task.sidecar.min_window_seconds),
       unless(task.sidecar.max_slowdown >= 0, "--lease-max-slowdown {}: 0 or more",
@@ -284,6 +291,18 @@ result<void> check_history(const job& task) {
   return {};
 }
 
+result<void> check_lease_cpus(const job& task) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  for (const auto cpu : task.sidecar.cpus)
+    if (cpu >= CPU_SETSIZE || (all_local(task) && !CPU_ISSET(cpu, &allowed)))
+      return bad_input(fmt::format("--lease-cpus {}: not a CPU that this process may run on; "
+                                   "`taskset -cp $$` lists those",
+                                   cpu));
+  return {};
+}
+
 /// `vocabulary`: of the policy; 0 where nothing is computed.
 result<void> check_queues(const job& task, std::uint32_t vocabulary) {
   const auto& s = task.sidecar;
@@ -346,6 +365,7 @@ result<void> check_numbers(const job& task) {
       check_arms(task),
       check_sampling(task),
       check_runtime(task),
+      check_lease_cpus(task),
       check_out_dir(task.out_dir),
   });
 }

@@ -17,7 +17,7 @@ std::string unexpected_word(const CLI::App& root) {
     for (const auto& name : option->get_lnames())
       known.push_back("--" + name);
   for (const auto* sub : command.get_subcommands({}))
-    known.push_back(sub->get_name());
+    if (!sub->get_group().empty()) known.push_back(sub->get_name());
   const auto word = left.front().substr(0, left.front().find('='));
   const auto near = adafloor::nearest(word, known);
   return command.get_name() + ": unknown " + (word[0] == '-' ? "option " : "word ") + word
@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   adafloor::add_run(root, &exit_code);
   adafloor::add_node(root, &exit_code);
+  adafloor::add_model_worker(root, &exit_code);
   adafloor::add_plan(root, &exit_code);
   adafloor::add_simulate(root, &exit_code);
   adafloor::add_history(root, &exit_code);

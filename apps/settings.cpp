@@ -285,7 +285,12 @@ void run_settings::add_runtime_keys() {
                         "of decode steps, as a share; beyond it fewer ranks are lent; 0: no limit",
                         task_.sidecar.max_slowdown));
   table_.push_back(make("lease.memory_bytes", "--lease-memory-bytes",
-                        "budget of the work on one leased rank", task_.sidecar.memory_bytes));
+                        "that the models on one leased rank may take; 0: no limit",
+                        task_.sidecar.memory_bytes));
+  table_.push_back(
+      make("lease.cpus", "--lease-cpus",
+           "CPU numbers that auxiliary work may run on; those of its rank unless given",
+           task_.sidecar.cpus));
   table_.push_back(make("transport.tls", "--tls", "UCX_TLS, or auto", t.tls));
   table_.push_back(make("transport.bind", "--bind", "address to listen on", t.bind));
   table_.push_back(make("transport.port", "--port", "of rank 0; 0: any free one", t.port));

@@ -61,6 +61,40 @@ BOOST_FIXTURE_TEST_CASE(a_command_runs_when_nobody_else_wants_the_cpu, bench) {
   BOOST_TEST(!group.gone());
 }
 
+BOOST_FIXTURE_TEST_CASE(a_command_keeps_the_bounds_that_it_is_given, bench) {
+  process_group::order order;
+  order.command = {"named", "-c",
+                   "echo $0; nice; ulimit -d; grep Cpus_allowed_list /proc/self/status"};
+  order.program = "/bin/sh";
+  order.output = output;
+  order.niceness = 19;
+  order.cpus = {0};
+  order.memory_bytes = 64U << 20;
+  auto group = process_group::start(order);
+  BOOST_REQUIRE(group.has_value());
+  BOOST_TEST(comes_true([&] { return group->gone(); }));
+  BOOST_TEST(read_file(output) == "named\n19\n65536\nCpus_allowed_list:\t0\n");
+}
+
+BOOST_FIXTURE_TEST_CASE(a_command_is_handed_one_descriptor_and_no_other, bench) {
+  int ends[2], others[2];
+  BOOST_REQUIRE(pipe(ends) == 0);
+  BOOST_REQUIRE(pipe(others) == 0);
+  process_group::order order;
+  order.command = {"/bin/sh", "-c", "echo said >&3; ls /proc/self/fd"};
+  order.output = output;
+  order.socket_fd = ends[1];
+  auto group = process_group::start(order);
+  BOOST_REQUIRE(group.has_value());
+  BOOST_TEST(comes_true([&] { return group->gone(); }));
+  char text[8] = "";
+  BOOST_TEST(read(ends[0], text, sizeof text) == 5);
+  BOOST_TEST(std::string(text) == "said\n");
+  BOOST_TEST(read_file(output) == "0\n1\n2\n3\n4\n"); // 4: the folder that ls reads.
+  for (const int fd : {ends[0], ends[1], others[0], others[1]})
+    close(fd);
+}
+
 BOOST_FIXTURE_TEST_CASE(a_program_that_does_not_exist_says_so, bench) {
   auto group = process_group::start({{"/nowhere/at-all"}, {}, output});
   BOOST_REQUIRE(group.has_value());

@@ -55,6 +55,8 @@ BOOST_AUTO_TEST_CASE(each_impossible_number_is_named) {
       {[](job& j) { j.kv.page_tokens = 32; }, "--kv-page-tokens 32: the engine has 16"},
       {[](job& j) { j.kv.margin = 0.5; }, "--kv-margin 0.5"},
       {[](job& j) { j.device = "tpu"; }, "--device tpu"},
+      {[](job& j) { j.sidecar.memory_bytes = 1; }, "--lease-memory-bytes 1: at least 16777216"},
+      {[](job& j) { j.sidecar.cpus = {4000}; }, "--lease-cpus 4000: not a CPU"},
       {[](job& j) { j.transport.bind = "here"; }, "--bind here: must be an IPv4 address"},
       {[](job& j) { j.runtime.failure_ms = j.runtime.heartbeat_ms; }, "twice the heartbeat"},
       {[](job& j) { j.out_dir = "/dev/null/x"; }, "--out /dev/null/x: /dev/null is not a folder"},

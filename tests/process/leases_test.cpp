@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <set>
+#include <utility>
 
 using namespace adafloor::testing;
 using namespace std::chrono_literals;
@@ -49,6 +50,19 @@ std::vector<std::string> long_tail(const scratch_dir& place, const std::vector<s
     all.push_back(word);
   all.insert(all.end(), more.begin(), more.end());
   return all;
+}
+
+std::string arith_model() {
+  return shipped_models() + "/arith-dense-bf16";
+}
+
+/// The first `count` of the queries that ship.
+void write_queries(const std::string& path, std::size_t count) {
+  std::ifstream all{arith_model() + "/queries_heldout.jsonl"};
+  std::ofstream some{path};
+  std::string line;
+  for (std::size_t i = 0; i < count && std::getline(all, line); ++i)
+    some << line << '\n';
 }
 
 json arm_of(const std::string& out) {
@@ -138,6 +152,100 @@ BOOST_AUTO_TEST_CASE(commands_run_once_each_whichever_of_their_processes_are_kil
   check_once(results, count);
   BOOST_TEST(arm_of(out)["sidecar"]["executed"] == count);
   check_restored(out);
+}
+
+/// Kills model workers of `run` at random moments, half of them while they are stopped and given
+/// units.
+struct worker_killer {
+  static constexpr std::size_t most = 12;
+  pid_t run;
+  std::string out;
+  std::vector<pid_t> stopped{};
+  std::size_t killed = 0;
+
+  void strike() {
+    for (const auto pid : std::exchange(stopped, {}))
+      kill(pid, SIGKILL);
+    for (const auto rank : children_of(run, out + "/job.json"))
+      for (const auto worker : children_of(rank, "model-worker")) {
+        if (killed == most || std::rand() % 4 != 0) continue;
+        const bool stops = std::rand() % 2 == 0;
+        killed += kill(worker, stops ? SIGSTOP : SIGKILL) == 0 ? 1 : 0;
+        if (stops) stopped.push_back(worker);
+      }
+  }
+};
+
+BOOST_AUTO_TEST_CASE(queries_are_answered_once_each_whichever_model_workers_are_killed) {
+  constexpr std::size_t count = 1500;
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  const auto queries = place.path() + "/queries.jsonl";
+  write_queries(queries, count);
+  // Units come late, or a fast machine has done them all before the first kill.
+  const auto arguments =
+      long_tail(place, {"--sidecar-model", arith_model(), "--sidecar-queries", queries, "--fault",
+                        "at=work_units do=delay ms=40 count=0"});
+  std::srand(11);
+  std::size_t killed = 0, correct = 0;
+  int forced = 0;
+  const auto done = [&] { return count_lines(out + "/sidecar.jsonl"); };
+  // On a slow machine one tail is too short for them all; the next run goes on.
+  for (int runs = 0; runs < 10 && done() < count; ++runs) {
+    std::filesystem::remove(out + "/run.json");
+    program run{arguments, place.path()};
+    worker_killer killer{run.pid(), out};
+    BOOST_REQUIRE(comes_true(
+        [&] {
+          const auto kept = done();
+          if (kept > 0 && (kept < count || !killer.stopped.empty())) killer.strike();
+          return std::filesystem::exists(out + "/run.json");
+        },
+        240s));
+    const auto ended = run.wait();
+    BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+    const auto arm = arm_of(out);
+    killed += killer.killed;
+    correct += arm["sidecar"]["correct"].get<std::size_t>();
+    forced += arm["leases"]["forced"].get<int>();
+    BOOST_TEST(arm["sidecar"]["duplicates"] == 0);
+    BOOST_TEST(arm["leases"]["unclean"] == 0);
+    BOOST_TEST(arm["quarantined"].empty());
+    check_restored(out);
+  }
+  check_once(lines_of(out + "/sidecar.jsonl"), count);
+  BOOST_TEST(100 * correct >= 99 * count);
+  BOOST_TEST(killed > 0U);
+  BOOST_TEST(forced > 0); // They were at work.
+}
+
+BOOST_AUTO_TEST_CASE(model_workers_are_there_before_the_first_lease_and_end_with_their_ranks) {
+  const scratch_dir place;
+  const auto queries = place.path() + "/queries.jsonl";
+  write_queries(queries, 1);
+  const program run{long_tail(place, {"--sidecar-model", arith_model(), "--sidecar-queries",
+                                      queries, "--hold-seconds", "600"}),
+                    place.path()};
+  std::vector<pid_t> ranks, workers;
+  BOOST_REQUIRE(comes_true(
+      [&] {
+        ranks = children_of(run.pid(), place.path() + "/out/job.json");
+        workers.clear();
+        for (const auto rank : ranks)
+          for (const auto worker : children_of(rank, "model-worker"))
+            workers.push_back(worker);
+        return workers.size() == 4;
+      },
+      120s));
+  for (const auto rank : ranks)
+    kill(rank, SIGKILL);
+  BOOST_TEST(comes_true(
+      [&] {
+        return std::all_of(workers.begin(), workers.end(), [](pid_t pid) { // Zombies have none.
+          return read_file("/proc/" + std::to_string(pid) + "/cmdline").empty();
+        });
+      },
+      60s));
 }
 
 BOOST_AUTO_TEST_CASE(

@@ -97,6 +97,16 @@ inline std::vector<pid_t> processes_with(const std::string& word) {
   return found;
 }
 
+/// Those of them that `parent` started.
+inline std::vector<pid_t> children_of(pid_t parent, const std::string& word) {
+  std::vector<pid_t> found;
+  const auto line = "PPid:\t" + std::to_string(parent) + '\n';
+  for (const auto pid : processes_with(word))
+    if (read_file("/proc/" + std::to_string(pid) + "/status").find(line) != std::string::npos)
+      found.push_back(pid);
+  return found;
+}
+
 /// Polls until `holds()`; false after `limit`.
 template <class F>
 bool comes_true(F&& holds, std::chrono::milliseconds limit) {

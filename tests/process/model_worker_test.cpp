@@ -1,0 +1,233 @@
+// The process that works on a leased rank: it stays between leases, is killed alone, and whatever
+// becomes of it every order to stop is answered when nothing of the lease runs any more.
+#define BOOST_TEST_MODULE model_worker
+#include "actors/sidecar_worker.hpp"
+#include "tests/process/program.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+using namespace adafloor;
+using namespace adafloor::testing;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct worker_bench {
+  scratch_dir place;
+  const std::string model = shipped_models() + "/arith-dense-bf16";
+  const std::vector<nlohmann::json> queries = lines_of(model + "/queries_heldout.jsonl");
+  std::mutex mutex;
+  std::map<std::uint64_t, work_result> results;
+  std::vector<worker_stopped> stops;
+  sidecar_worker::options options;
+  std::optional<sidecar_worker> worker;
+  lease_id lease{epoch_id(2), 1};
+
+  worker_bench() {
+    options.model.program = ADAFLOOR_BIN;
+    options.model.models = {model};
+    options.scratch = place.path();
+  }
+  void start() {
+    worker.emplace(options, [this](const envelope& e) {
+      std::lock_guard lock(mutex);
+      if (const auto* done = std::get_if<work_result>(&e.body)) results[done->unit] = *done;
+      if (const auto* gone = std::get_if<worker_stopped>(&e.body)) stops.push_back(*gone);
+    });
+  }
+  void push(any_message m) { worker->push({{}, {}, {}, {}, std::move(m)}); }
+  void ask(std::uint64_t query) {
+    run_unit order;
+    order.lease = lease;
+    order.work.unit = query;
+    order.work.prompt = queries[query]["prompt_token_ids"].get<std::vector<token_id>>();
+    order.work.max_tokens = 16;
+    order.work.model = model;
+    push(order);
+  }
+  bool answered(std::uint64_t query) {
+    return comes_true(
+        [&] {
+          std::lock_guard lock(mutex);
+          const auto done = results.find(query);
+          return done != results.end()
+                 && done->second.tokens
+                        == queries[query]["answer_token_ids"].get<std::vector<token_id>>();
+        },
+        60s);
+  }
+  std::size_t count_stops() {
+    std::lock_guard lock(mutex);
+    return stops.size();
+  }
+  /// The answer with this number, from 0.
+  worker_stopped stopped(std::size_t number) {
+    BOOST_REQUIRE(comes_true([&] { return count_stops() > number; }, 60s));
+    std::lock_guard lock(mutex);
+    return stops[number];
+  }
+  pid_t process() {
+    std::vector<pid_t> found;
+    BOOST_REQUIRE(comes_true(
+        [&] {
+          found = children_of(getpid(), "model-worker");
+          return found.size() == 1;
+        },
+        60s));
+    return found.front();
+  }
+};
+
+bool is_gone(pid_t pid) {
+  return kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+} // namespace
+
+BOOST_FIXTURE_TEST_CASE(it_is_there_before_a_lease_and_stays_after_it, worker_bench) {
+  start();
+  const auto pid = process();
+  for (int round = 0; round < 2; ++round) {
+    for (std::uint64_t query = 0; query < 20; ++query)
+      ask(query);
+    for (std::uint64_t query = 0; query < 20; ++query)
+      BOOST_TEST(answered(query));
+    push(stop_worker{lease, false});
+    const auto gone = stopped(static_cast<std::size_t>(round));
+    BOOST_TEST((gone.lease == lease && !gone.forced && gone.clean));
+    BOOST_TEST(process() == pid);
+    ++lease.counter;
+    results.clear();
+  }
+  worker.reset();
+  BOOST_TEST(is_gone(pid));
+  BOOST_TEST(stops.size() == 2U);
+}
+
+BOOST_FIXTURE_TEST_CASE(its_death_ends_the_lease_and_the_next_one_finds_another, worker_bench) {
+  start();
+  const auto pid = process();
+  kill(pid, SIGSTOP); // So that it dies with a unit under way.
+  ask(1);
+  kill(pid, SIGKILL);
+  auto gone = stopped(0);
+  BOOST_TEST((gone.lease == lease && gone.forced && gone.clean));
+  BOOST_TEST(is_gone(pid));
+  ask(2); // Was on its way.
+  push(stop_worker{lease, false});
+  gone = stopped(1);
+  BOOST_TEST((gone.lease == lease && !gone.forced && gone.clean));
+  BOOST_TEST(results.empty());
+  ++lease.counter;
+  ask(1);
+  BOOST_TEST(answered(1));
+  BOOST_TEST(process() != pid);
+  BOOST_TEST(results.size() == 1U);
+  BOOST_TEST(count_stops() == 2U);
+}
+
+BOOST_FIXTURE_TEST_CASE(one_that_does_not_stop_is_killed_and_gone_when_that_is_said, worker_bench) {
+  start();
+  const auto pid = process();
+  kill(pid, SIGSTOP);
+  ask(1);
+  push(stop_worker{lease, false});
+  std::this_thread::sleep_for(200ms);
+  BOOST_TEST(count_stops() == 0U);
+  push(stop_worker{lease, true});
+  const auto gone = stopped(0);
+  BOOST_TEST((gone.lease == lease && gone.forced && gone.clean));
+  BOOST_TEST(is_gone(pid));
+  ++lease.counter;
+  ask(1);
+  BOOST_TEST(answered(1));
+  BOOST_TEST(count_stops() == 1U);
+}
+
+BOOST_FIXTURE_TEST_CASE(death_while_it_is_told_to_stop_is_the_answer, worker_bench) {
+  start();
+  const auto pid = process();
+  kill(pid, SIGSTOP);
+  ask(1);
+  push(stop_worker{lease, false});
+  kill(pid, SIGKILL);
+  const auto gone = stopped(0);
+  BOOST_TEST((gone.lease == lease && gone.clean));
+  BOOST_TEST(is_gone(pid));
+  ++lease.counter;
+  ask(1);
+  BOOST_TEST(answered(1));
+}
+
+BOOST_FIXTURE_TEST_CASE(one_that_dies_without_work_is_started_again_and_nobody_hears,
+                        worker_bench) {
+  start();
+  for (int round = 0; round < 4; ++round) {
+    const auto pid = process();
+    kill(pid, SIGKILL);
+    BOOST_TEST(comes_true([&] { return process() != pid; }, 60s));
+  }
+  ask(1);
+  BOOST_TEST(answered(1));
+  BOOST_TEST(count_stops() == 0U);
+}
+
+BOOST_FIXTURE_TEST_CASE(units_under_way_are_dropped_and_done_again_when_asked, worker_bench) {
+  start();
+  run_unit score;
+  score.lease = lease;
+  score.work.unit = 7;
+  score.work.kind = work_kind::score;
+  score.work.model = model;
+  score.work.prompt = {1};
+  score.work.response.assign(40, 2);
+  push(score);
+  push(stop_worker{lease, false});
+  BOOST_TEST(!stopped(0).forced);
+  score.lease.counter = 2;
+  push(score);
+  BOOST_TEST(comes_true(
+      [&] {
+        std::lock_guard lock(mutex);
+        return results.count(7) == 1 && results[7].lease == score.lease;
+      },
+      60s));
+  BOOST_TEST(results[7].logprobs.size() == 40U);
+}
+
+BOOST_FIXTURE_TEST_CASE(it_gives_way_within_its_cpus_and_memory, worker_bench) {
+  options.model.cpus = {0};
+  options.model.memory_bytes = 1U << 30;
+  start();
+  ask(1);
+  BOOST_TEST(answered(1));
+  const auto pid = process();
+  const auto proc = "/proc/" + std::to_string(pid);
+  BOOST_TEST(getpriority(PRIO_PROCESS, static_cast<id_t>(pid)) == 19);
+  BOOST_TEST(read_file(proc + "/status").find("Cpus_allowed_list:\t0\n") != std::string::npos);
+  BOOST_TEST(read_file(proc + "/limits").find("Max data size             1073741824")
+             != std::string::npos);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_model_that_cannot_be_loaded_leaves_its_units_unanswered, worker_bench) {
+  start();
+  const auto pid = process();
+  run_unit order;
+  order.lease = lease;
+  order.work.prompt = {1};
+  order.work.model = place.path() + "/nowhere";
+  push(order);
+  push(stop_worker{lease, false});
+  const auto gone = stopped(0);
+  BOOST_TEST((!gone.forced && gone.clean));
+  BOOST_TEST(results.empty());
+  ++lease.counter;
+  ask(1);
+  BOOST_TEST(answered(1));
+  BOOST_TEST(process() == pid);
+}
