@@ -136,7 +136,8 @@ BOOST_FIXTURE_TEST_CASE(the_first_messages_of_each_kind_are_lost, elastic_run) {
   same(each(rollout_messages, "do=drop count=2"));
   for (const auto& m : transition_messages)
     same({"at=" + m + " do=drop count=2"});
-  same(each(move_messages, "do=drop"), {}, has_moved);
+  for (const auto& m : move_messages) // All at once, a move outlasts the rollout of a fast machine.
+    same({"at=" + m + " do=drop"}, {}, has_moved);
 }
 
 BOOST_FIXTURE_TEST_CASE(every_message_comes_twice, elastic_run) {
