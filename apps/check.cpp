@@ -191,20 +191,8 @@ result<void> check_out_dir(const std::string& path) {
   });
 }
 
-/// Everything that loading would complain about, but only the headers of the weights are read.
-result<model_config> read_model(const std::string& dir) {
-  auto config = read_model_config(dir);
-  if (!config) return config;
-  const auto weights = checkpoint::open(dir);
-  if (!weights) return tl::make_unexpected(weights.error());
-  if (auto fits = verify_checkpoint(*weights, *config); !fits)
-    return tl::make_unexpected(fits.error());
-  config->half_experts = has_half_experts(*weights, *config);
-  return config;
-}
-
 result<model_config> check_models(const job& task) {
-  auto first = read_model(task.models.front());
+  auto first = read_checkpoint_config(task.models.front());
   if (!first) return first;
   if (first->num_experts == 0)
     return bad_input(fmt::format("--model {}: a dense model has no experts to spread; give a "
@@ -219,7 +207,7 @@ result<model_config> check_models(const job& task) {
                                  fmt::join(allowed, ", ")));
   }
   for (std::size_t i = 1; i < task.models.size(); ++i) {
-    const auto next = read_model(task.models[i]);
+    const auto next = read_checkpoint_config(task.models[i]);
     if (!next) return next;
     if (!next->same_architecture(*first))
       return bad_input(fmt::format("--model {}: not the architecture of {}, or experts of another "
@@ -319,7 +307,7 @@ result<void> check_queues(const job& task, std::uint32_t vocabulary) {
                                  "--device {}",
                                  s.score_with, task.device));
   if (s.score_with == "self") return {};
-  const auto facts = read_model(s.score_with);
+  const auto facts = read_checkpoint_config(s.score_with);
   if (!facts) return bad_input("--lease-score-with: " + facts.error().text);
   const auto longest = task.rollout.max_prompt_length + task.rollout.max_response_length;
   if (facts->vocab_size < vocabulary || facts->max_position_embeddings < longest)
@@ -333,7 +321,7 @@ result<void> check_queues(const job& task, std::uint32_t vocabulary) {
 result<void> check_sidecar(const job& task, std::uint32_t vocabulary) {
   if (auto done = check_queues(task, vocabulary); !done) return done;
   if (task.sidecar.model.empty()) return {};
-  const auto facts = read_model(task.sidecar.model);
+  const auto facts = read_checkpoint_config(task.sidecar.model);
   if (!facts) return tl::make_unexpected(facts.error());
   if (facts->num_experts != 0)
     return bad_input(fmt::format("--sidecar-model {}: works alone on each leased rank, so it must "

@@ -156,4 +156,37 @@ ADAFLOOR_BODY float sum_sixteen(float* t) {
   return t[0];
 }
 
+/// By all threads of a block: 1 / sqrt(mean of squares of values[0..n) + eps), in the order of the
+/// CPU kernels. `partial` has sixteen places.
+template <class Block>
+ADAFLOOR_BODY float inverse_rms(Block& b, const float* values, std::uint32_t n, float eps,
+                                float* partial) {
+  b.each([&](std::uint32_t t) {
+    float sum = 0;
+    for (std::uint32_t i = t; t < 16 && i < n; i += 16)
+      sum = fmaf(values[i], values[i], sum);
+    if (t < 16) partial[t] = sum;
+  });
+  b.each([&](std::uint32_t t) {
+    if (t == 0) sum_sixteen(partial);
+  });
+  return 1.0F / sqrtf(partial[0] / static_cast<float>(n) + eps);
+}
+
+/// By all `threads` of a block, a power of two: best[0] and which[0] become the pair with the
+/// highest `best`, the lowest `which` among equals.
+template <class Block>
+ADAFLOOR_BODY void keep_highest(Block& b, std::uint32_t threads, float* best,
+                                std::uint32_t* which) {
+  for (std::uint32_t width = threads / 2; width > 0; width /= 2)
+    b.each([&](std::uint32_t t) {
+      if (t >= width) return;
+      const bool other =
+          best[t + width] > best[t] || (best[t + width] == best[t] && which[t + width] < which[t]);
+      if (!other) return;
+      best[t] = best[t + width];
+      which[t] = which[t + width];
+    });
+}
+
 } // namespace adafloor

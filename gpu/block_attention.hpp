@@ -68,16 +68,7 @@ struct rotate_kernel {
       for (std::uint32_t i = t; i < n; i += threads)
         values[i] = x[i];
     });
-    b.each([&](std::uint32_t t) {
-      float sum = 0;
-      for (std::uint32_t i = t; t < 16 && i < n; i += 16)
-        sum = fmaf(values[i], values[i], sum);
-      if (t < 16) partial[t] = sum;
-    });
-    b.each([&](std::uint32_t t) {
-      if (t == 0) sum_sixteen(partial);
-    });
-    const float inverse = 1.0F / sqrtf(partial[0] / static_cast<float>(n) + eps);
+    const float inverse = inverse_rms(b, values, n, eps, partial);
     K* page = query ? nullptr : at.block(row, position / page_positions, head - at.heads);
     const float *c = cosine + std::size_t{position} * half,
                 *s = sine + std::size_t{position} * half;

@@ -52,16 +52,7 @@ struct rms_norm_kernel {
       for (std::uint32_t i = t; i < stride; i += threads)
         values[i] = from[i];
     });
-    b.each([&](std::uint32_t t) {
-      float sum = 0;
-      for (std::uint32_t i = t; t < 16 && i < n; i += 16)
-        sum = fmaf(values[i], values[i], sum);
-      if (t < 16) partial[t] = sum;
-    });
-    b.each([&](std::uint32_t t) {
-      if (t == 0) sum_sixteen(partial);
-    });
-    const float factor = 1.0F / sqrtf(partial[0] / static_cast<float>(n) + eps);
+    const float factor = inverse_rms(b, values, n, eps, partial);
     b.each([&](std::uint32_t t) {
       for (std::uint32_t i = t; i < stride; i += threads)
         out[std::size_t{b.x} * stride + i] = weight[i] * (values[i] * factor);
@@ -170,15 +161,7 @@ struct route_kernel {
       best[t] = most;
       which[t] = at;
     });
-    for (std::uint32_t width = threads / 2; width > 0; width /= 2)
-      b.each([&](std::uint32_t t) {
-        if (t >= width) return;
-        const bool other = best[t + width] > best[t]
-                           || (best[t + width] == best[t] && which[t + width] < which[t]);
-        if (!other) return;
-        best[t] = best[t + width];
-        which[t] = which[t + width];
-      });
+    keep_highest(b, threads, best, which);
     b.each([&](std::uint32_t t) {
       if (t != 0) return;
       chosen_p[i] = best[0];

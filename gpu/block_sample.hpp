@@ -85,15 +85,7 @@ struct sample_kernel {
       best[t] = row[at];
       which[t] = at;
     });
-    for (std::uint32_t width = threads / 2; width > 0; width /= 2)
-      b.each([&](std::uint32_t t) {
-        if (t >= width) return;
-        const bool other = best[t + width] > best[t]
-                           || (best[t + width] == best[t] && which[t + width] < which[t]);
-        if (!other) return;
-        best[t] = best[t + width];
-        which[t] = which[t + width];
-      });
+    keep_highest(b, threads, best, which);
   }
 
   /// Adds exp(logit / temperature - shift) in order of token until the sum exceeds the goal.

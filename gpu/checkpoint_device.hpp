@@ -7,13 +7,7 @@ namespace adafloor {
 class checkpoint_device : public device {
 public:
   result<model_config> read_config(const std::string& dir) const override {
-    auto config = read_model_config(dir);
-    if (!config) return config;
-    auto source = checkpoint::open(dir);
-    if (!source) return tl::unexpected(source.error());
-    if (auto ok = verify_checkpoint(*source, *config); !ok) return tl::unexpected(ok.error());
-    config->half_experts = has_half_experts(*source, *config);
-    return config;
+    return read_checkpoint_config(dir);
   }
   result<qwen3_weights> read_dense(const std::string& dir, const model_config& config,
                                    std::map<std::string, std::uint64_t>* digests) const override {

@@ -173,6 +173,16 @@ result<void> verify_checkpoint(const checkpoint& source, const model_config& con
   return {};
 }
 
+result<model_config> read_checkpoint_config(const std::string& dir) {
+  auto config = read_model_config(dir);
+  if (!config) return config;
+  const auto source = checkpoint::open(dir);
+  if (!source) return tl::unexpected(source.error());
+  if (auto ok = verify_checkpoint(*source, *config); !ok) return tl::unexpected(ok.error());
+  config->half_experts = has_half_experts(*source, *config);
+  return config;
+}
+
 result<qwen3_weights> read_dense_weights(const checkpoint& source, const model_config& config,
                                          std::map<std::string, std::uint64_t>* digests) {
   tensor_reader in(source, digests);

@@ -35,6 +35,10 @@ std::map<std::string, std::vector<std::uint64_t>> expected_tensors(const model_c
 /// besides). Errors: bad_input naming file, tensor and shapes.
 result<void> verify_checkpoint(const checkpoint& source, const model_config& config);
 
+/// The configuration of a folder whose checkpoint was verified; of the weights only headers are
+/// read. Errors: those of read_model_config and verify_checkpoint.
+result<model_config> read_checkpoint_config(const std::string& dir);
+
 /// Reads everything but the experts; adds the digest of each tensor read to `digests`.
 result<qwen3_weights> read_dense_weights(const checkpoint& source, const model_config& config,
                                          std::map<std::string, std::uint64_t>* digests);
