@@ -23,10 +23,16 @@ std::string choice(const std::string& asked, const char* variable, const char* o
   return set != nullptr && *set != '\0' ? set : otherwise;
 }
 
-// Sets a UCX key unless the user's environment has it.
+// Sets a UCX key unless the user's environment has it. Keys of shared memory ("MM_...") go by the
+// name of the transport there.
 void prefer(ucp_config_t* config, const std::string& key, const std::string& value) {
-  if (std::getenv(("UCX_" + key).c_str()) == nullptr)
-    ucp_config_modify(config, key.c_str(), value.c_str());
+  std::vector<std::string> names{"UCX_" + key};
+  if (key.rfind("MM_", 0) == 0)
+    for (const char* transport : {"UCX_POSIX_", "UCX_SYSV_"})
+      names.push_back(transport + key.substr(3));
+  for (const auto& name : names)
+    if (std::getenv(name.c_str()) != nullptr) return;
+  ucp_config_modify(config, key.c_str(), value.c_str());
 }
 
 bool has_shared_memory(const std::string& tls) {
