@@ -308,7 +308,6 @@ void node::spawn_machines() {
 }
 
 void node::spawn_worker() {
-  const broker_config lent;
   const auto& lent_to = task_.sidecar;
   sidecar_worker::options o;
   o.self = o.model.self = self_;
@@ -322,7 +321,6 @@ void node::spawn_worker() {
   o.cpus = o.model.cpus = lent_to.cpus;
   o.scratch = task_.out_dir + "/scratch";
   o.device = task_.device;
-  o.lease_seconds = seconds_of(lent.duration - lent.renew);
   o.grace_seconds = lent_to.grace_seconds;
   worker_ = std::make_unique<sidecar_worker>(std::move(o),
                                              [this](envelope e) { router_.post(std::move(e)); });

@@ -124,7 +124,8 @@ void sidecar_worker::handle(const run_unit& m) {
   if (command_) return; // A repeat: commands run alone.
   if (m.work.kind != work_kind::exec) return model_->run(m);
   const auto name = std::to_string(m.work.unit) + "-" + std::to_string(options_.self.value);
-  command_.emplace(running_command{m, options_.scratch + "/" + name, {}, 0, {}});
+  command_.emplace(running_command{
+      m, options_.scratch + "/" + name, std::chrono::steady_clock::now() + m.window, {}, 0, {}});
   start_command();
 }
 
@@ -138,13 +139,14 @@ void sidecar_worker::start_command() {
   order.command = c.order.work.command;
   order.output = c.folder + ".log";
   order.cpus = options_.cpus;
+  const std::chrono::duration<double> left = c.needed - std::chrono::steady_clock::now();
   order.environment = {
       "ADAFLOOR_UNIT=" + std::to_string(index_of_unit(c.order.work.unit)),
       "ADAFLOOR_LEASE_ID=" + std::to_string(lease.epoch.value) + "."
           + std::to_string(lease.counter),
       "ADAFLOOR_LEASE_RANK=" + std::to_string(options_.self.value),
       "ADAFLOOR_LEASE_DEVICE=" + options_.device,
-      "ADAFLOOR_LEASE_DEADLINE_SECONDS=" + std::to_string(options_.lease_seconds),
+      "ADAFLOOR_LEASE_DEADLINE_SECONDS=" + std::to_string(std::max(left.count(), 0.0)),
       "ADAFLOOR_LEASE_GRACE_SECONDS=" + std::to_string(options_.grace_seconds),
       "ADAFLOOR_SCRATCH=" + c.folder,
   };

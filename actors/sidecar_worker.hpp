@@ -15,12 +15,12 @@
 namespace adafloor {
 
 /// A command sees ADAFLOOR_UNIT, ADAFLOOR_LEASE_ID (EPOCH.COUNTER), ADAFLOOR_LEASE_RANK,
-/// ADAFLOOR_LEASE_DEVICE, ADAFLOOR_LEASE_DEADLINE_SECONDS (it is not stopped for the lease's own
-/// end before that; leases are renewed, and revoked at any time), ADAFLOOR_LEASE_GRACE_SECONDS
-/// (from SIGTERM to SIGKILL) and ADAFLOOR_SCRATCH, an empty folder that is removed after it.
-/// SIGTERM goes to the whole group when the lease is revoked: a command that then ends with exit
-/// code 0 is done, any other is run again under another lease. A command that somebody else kills
-/// with SIGKILL is run again at once, `kills_max` times in all.
+/// ADAFLOOR_LEASE_DEVICE, ADAFLOOR_LEASE_DEADLINE_SECONDS (from its start until the rank is needed
+/// again, as predicted then: the lease is renewed that long, but may be revoked at any time),
+/// ADAFLOOR_LEASE_GRACE_SECONDS (from SIGTERM to SIGKILL) and ADAFLOOR_SCRATCH, an empty folder
+/// that is removed after it. SIGTERM goes to the whole group when the lease is revoked: a command
+/// that then ends with exit code 0 is done, any other is run again under another lease. A command
+/// that somebody else kills with SIGKILL is run again at once, `kills_max` times in all.
 class sidecar_worker {
 public:
   struct options {
@@ -29,7 +29,6 @@ public:
     std::vector<std::uint32_t> cpus; ///< of commands; empty: those of this process
     std::string scratch;             ///< folder for the folders of commands; made when needed
     std::string device;              ///< as commands are told
-    double lease_seconds = 0;        ///< that a lease lasts at least if nobody revokes it
     double grace_seconds = 0;        ///< between SIGTERM and SIGKILL
     std::uint32_t kills_max = 5;
   };
@@ -47,7 +46,8 @@ private:
   /// A unit that is a command, while its processes exist.
   struct running_command {
     run_unit order;
-    std::string folder; ///< scratch; the output lies beside it
+    std::string folder;                           ///< scratch; the output lies beside it
+    std::chrono::steady_clock::time_point needed; ///< the rank, as predicted
     std::optional<process_group> group;
     std::uint32_t kills = 0;
     std::optional<stop_worker> stop;

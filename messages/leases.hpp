@@ -60,7 +60,8 @@ struct lease_grant {
   microseconds duration{0};
   microseconds grace{0};
   std::uint64_t memory_bytes = 0; ///< budget of the auxiliary work on this rank
-  FIELDS(lease_grant, lease, duration, grace, memory_bytes)
+  microseconds window{0};         ///< predicted time until the rank is needed again
+  FIELDS(lease_grant, lease, duration, grace, memory_bytes, window)
 };
 struct lease_accepted {
   lease_id lease;
@@ -76,7 +77,8 @@ struct lease_denied {
 struct lease_renew {
   lease_id lease;
   microseconds duration{0};
-  FIELDS(lease_renew, lease, duration)
+  microseconds window{0}; ///< predicted time until the rank is needed again
+  FIELDS(lease_renew, lease, duration, window)
 };
 
 /// broker -> rank -> sidecar: stop within `grace`. Resent until `lease_returned`.
@@ -174,7 +176,8 @@ struct work_kept {
 struct run_unit {
   lease_id lease;
   work_unit work;
-  FIELDS(run_unit, lease, work)
+  microseconds window{0}; ///< predicted time until the rank is needed again
+  FIELDS(run_unit, lease, work, window)
 };
 
 /// sidecar machine -> its worker (local): stop now and free everything; answered by

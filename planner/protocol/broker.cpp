@@ -7,7 +7,9 @@ namespace {
 void send_grant(broker_machine& m, rank_id rank, lease_state& l, time_point now, effects& out) {
   l.sent_at = now;
   post(m.who, role_at(rank, role_kind::rank),
-       lease_grant{l.id, m.config.duration, m.config.grace, m.config.memory_bytes}, out);
+       lease_grant{l.id, m.config.duration, m.config.grace, m.config.memory_bytes,
+                   left_of(m.ranks.at(rank), now)},
+       out);
 }
 
 void send_revoke(broker_machine& m, rank_id rank, lease_state& l, time_point now, effects& out) {
@@ -282,7 +284,8 @@ void tick_lease(broker_machine& m, rank_id rank, rank_state& r, time_point now, 
     break;
   case lease_phase::granted:
     if (due(l.renewed_at, now, c.renew))
-      post(m.who, role_at(rank, role_kind::rank), lease_renew{l.id, c.duration}, out);
+      post(m.who, role_at(rank, role_kind::rank), lease_renew{l.id, c.duration, left_of(r, now)},
+           out);
     break;
   case lease_phase::revoking:
     if (!r.unreturned && now - l.revoked_since > c.grace + c.return_margin) {

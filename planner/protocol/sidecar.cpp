@@ -83,7 +83,8 @@ void run_next(sidecar_machine& m, time_point now, effects& out) {
     auto& next = m.ready.front();
     m.running[next.unit] = next.kind;
     m.worker_gone = false;
-    post(m.who, worker(m), run_unit{m.lease, std::move(next)}, out);
+    post(m.who, worker(m),
+         run_unit{m.lease, std::move(next), std::max(m.needed_at - now, microseconds{0})}, out);
     m.ready.pop_front();
   }
   ask(m, now, out);
@@ -110,6 +111,7 @@ void handle(sidecar_machine& m, const lease_grant& grant, time_point now, effect
   m.lease = grant.lease;
   m.grace = grant.grace;
   m.ends_at = now + grant.duration;
+  m.needed_at = now + grant.window;
   m.worker_gone = true;
   m.forced = false;
   m.clean = true;
@@ -122,8 +124,9 @@ void handle(sidecar_machine& m, const lease_grant& grant, time_point now, effect
 }
 
 void handle(sidecar_machine& m, const lease_renew& renew, time_point now, effects&) {
-  if (concerns(m, renew.lease) && m.now_in == phase::holding)
-    m.ends_at = std::max(m.ends_at, now + renew.duration);
+  if (!concerns(m, renew.lease) || m.now_in != phase::holding) return;
+  m.ends_at = std::max(m.ends_at, now + renew.duration);
+  m.needed_at = now + renew.window;
 }
 
 void handle(sidecar_machine& m, const lease_revoke& revoke, time_point now, effects& out) {

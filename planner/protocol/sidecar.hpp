@@ -41,6 +41,7 @@ struct sidecar_machine {
   lease_id lease;
   microseconds grace{0};
   time_point ends_at;      ///< own clock
+  time_point needed_at;    ///< own clock; the rank, as predicted
   time_point stop_before;  ///< end of grace, or of kill_max
   bool worker_gone = true; ///< since the last stop_worker
   bool forced = false;

@@ -62,6 +62,34 @@ inline void check_once(const std::vector<nlohmann::json>& lines, std::size_t cou
   if (!seen.empty()) BOOST_TEST(*seen.rbegin() < count);
 }
 
+/// Windows that were predicted when leases were granted, in seconds of the clock, by the id that
+/// their work is told.
+inline std::map<std::string, double> windows_of(const std::string& out) {
+  const auto job = nlohmann::json::parse(read_file(out + "/job.json"));
+  const double time_scale = job["emulation"]["time_scale"];
+  std::map<std::string, double> windows;
+  for (const auto& event : events_of(out))
+    if (event["event"] == "lease")
+      windows[event["lease"][0].dump() + "." + event["lease"][1].dump()] =
+          event["window_seconds"].get<double>() * time_scale;
+  return windows;
+}
+
+/// What the work of each lease was told one after the other, in seconds: near the predicted window
+/// at first, then less and less.
+inline void check_left(const std::map<std::string, std::vector<double>>& left,
+                       const std::map<std::string, double>& windows) {
+  BOOST_TEST(!left.empty());
+  for (const auto& [lease, seconds] : left) {
+    BOOST_REQUIRE_MESSAGE(windows.count(lease) == 1, lease);
+    const auto window = windows.at(lease);
+    BOOST_TEST((seconds.front() > window / 2 && seconds.front() < window),
+               lease << ": " << seconds.front() << " of " << window);
+    BOOST_TEST(seconds.back() >= 0);
+    if (seconds.size() > 1) BOOST_TEST(seconds.back() < seconds.front(), lease);
+  }
+}
+
 inline void check_restored(const std::string& out) {
   std::map<int, nlohmann::json> last;
   for (const auto& event : events_of(out))

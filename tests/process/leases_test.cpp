@@ -89,6 +89,28 @@ BOOST_AUTO_TEST_CASE(commands_run_once_each_whichever_of_their_processes_are_kil
   check_restored(out);
 }
 
+BOOST_AUTO_TEST_CASE(commands_are_told_how_long_their_rank_is_expected_to_be_free) {
+  const scratch_dir place;
+  const auto out = place.path() + "/out";
+  constexpr std::size_t count = 12;
+  const auto ended = run_program(
+      long_tail(place, {"--lease-exec-count", std::to_string(count), "--lease-exec",
+                        "echo $ADAFLOOR_LEASE_DEADLINE_SECONDS $ADAFLOOR_LEASE_ID; sleep 0.1"}),
+      place.path());
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  const auto results = lines_of(out + "/exec.jsonl");
+  check_once(results, count);
+  std::map<std::string, std::vector<double>> left;
+  for (const auto& line : results) {
+    std::istringstream said{line["text"].get<std::string>()};
+    double seconds = 0;
+    std::string lease;
+    said >> seconds >> lease;
+    left[lease].push_back(seconds);
+  }
+  check_left(left, windows_of(out));
+}
+
 /// Kills model workers of `run` at random moments, half of them while they are stopped and given
 /// units.
 struct worker_killer {

@@ -200,6 +200,44 @@ BOOST_FIXTURE_TEST_CASE(units_under_way_are_dropped_and_done_again_when_asked, w
   BOOST_TEST(results[7].logprobs.size() == 40U);
 }
 
+/// Commands.
+struct command_bench : worker_bench {
+  run_unit order;
+  command_bench() {
+    options.model.models.clear();
+    order.lease = lease;
+    order.work.kind = work_kind::exec;
+    order.work.unit = 5;
+    start();
+  }
+  work_result result_of(const std::string& command, microseconds window = {}) {
+    ++order.work.unit;
+    order.work.command = {"/bin/sh", "-c", command};
+    order.window = window;
+    push(order);
+    BOOST_REQUIRE(comes_true(
+        [&] {
+          std::lock_guard lock(mutex);
+          return results.count(order.work.unit) == 1;
+        },
+        60s));
+    std::lock_guard lock(mutex);
+    return results[order.work.unit];
+  }
+};
+
+BOOST_FIXTURE_TEST_CASE(a_command_is_told_what_is_left_of_the_window, command_bench) {
+  const auto left = [&](std::int64_t seconds) {
+    const auto said =
+        result_of("echo $ADAFLOOR_LEASE_DEADLINE_SECONDS", microseconds{seconds * 1'000'000});
+    return std::stod(said.text);
+  };
+  const auto hour = left(3600), minute = left(60);
+  BOOST_TEST((hour > 3000 && hour <= 3600), hour);
+  BOOST_TEST((minute > 10 && minute <= 60), minute);
+  BOOST_TEST(left(0) == 0);
+}
+
 BOOST_FIXTURE_TEST_CASE(it_gives_way_within_its_cpus_and_memory, worker_bench) {
   options.model.cpus = {0};
   options.model.memory_bytes = 1U << 30;

@@ -221,6 +221,18 @@ BOOST_AUTO_TEST_CASE(work_of_a_lost_rank_is_done_by_another) {
   BOOST_TEST(take(3, next, 1, 2) == (numbers{1, 2}), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(leases_are_told_how_long_their_rank_is_expected_to_be_free) {
+  queue(1, 9);
+  const auto grants = sent<lease_grant>(free_rank(2));
+  BOOST_TEST((grants.at(0).window == ms(1000)));
+  rank(2, lease_accepted{grants[0].lease});
+  auto renewals = sent<lease_renew>(wait(ms(250)));
+  BOOST_TEST((renewals.at(1).window > ms(700) && renewals.at(1).window <= ms(800)));
+  local(role_kind::planner, rank_available{rank_id{2}, epoch_id{2}, ms(5000)}); // Seen anew.
+  renewals = sent<lease_renew>(wait(ms(150)));
+  BOOST_TEST((renewals.at(0).window > ms(4800) && renewals.at(0).window <= ms(5000)));
+}
+
 BOOST_AUTO_TEST_CASE(the_queue_is_bounded_and_knows_its_units) {
   machine.config.queue_max = 3;
   queue(1, 2);
@@ -325,6 +337,18 @@ BOOST_AUTO_TEST_CASE(renewals_keep_it_and_a_late_one_shortens_nothing) {
   gate(lease_renew{id, ms(10)});
   gate(lease_renew{{epoch_id{2}, 9}, ms(10)}); // of another lease
   BOOST_TEST(sent<stop_worker>(wait(ms(350))).empty());
+}
+
+BOOST_AUTO_TEST_CASE(work_is_told_what_is_left_of_the_predicted_window) {
+  gate(lease_grant{id, ms(400), ms(200), 0, ms(900)});
+  wait(ms(100));
+  auto out = broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
+  BOOST_TEST((sent<run_unit>(out).at(0).window == ms(800)));
+  gate(lease_renew{id, ms(400), ms(300)});
+  wait(ms(100));
+  BOOST_TEST((sent<run_unit>(worker(work_result{id, 1, {5}})).at(0).window == ms(200)));
+  wait(ms(250)); // Longer than predicted.
+  BOOST_TEST((sent<run_unit>(worker(work_result{id, 2, {5}})).at(0).window == ms(0)));
 }
 
 BOOST_AUTO_TEST_CASE(revoked_results_are_made_durable_before_the_return) {
