@@ -70,7 +70,7 @@ struct sidecar_settings {
   double grace_seconds = 2.0;      ///< between revoking a lease and killing its holder
   double min_window_seconds = 0.5; ///< shorter predicted windows are not leased
   double max_slowdown = 0.03; ///< of decode steps, a share; beyond it less is lent; 0: no limit
-  std::uint64_t memory_bytes = 1u << 30; ///< for the models that work on one rank; 0: no limit
+  std::uint64_t memory_bytes = 1u << 30; ///< of each process that works on a rank; 0: no limit
   std::vector<std::uint32_t> cpus;       ///< for the work on this host; empty: those of its rank
   std::string score_with;                ///< self | folder of a model; empty: no scores
   std::string exec;                      ///< command for /bin/sh; empty: none

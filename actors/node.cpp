@@ -317,7 +317,7 @@ void node::spawn_worker() {
   o.model.kv_pages = std::max(
       o.model.kv_pages,
       (task_.rollout.max_prompt_length + task_.rollout.max_response_length) / kv_page_tokens + 1);
-  o.model.memory_bytes = lent_to.memory_bytes;
+  o.memory_bytes = o.model.memory_bytes = lent_to.memory_bytes;
   o.cpus = o.model.cpus = lent_to.cpus;
   o.scratch = task_.out_dir + "/scratch";
   o.device = task_.device;

@@ -139,6 +139,7 @@ void sidecar_worker::start_command() {
   order.command = c.order.work.command;
   order.output = c.folder + ".log";
   order.cpus = options_.cpus;
+  order.memory_bytes = options_.memory_bytes;
   const std::chrono::duration<double> left = c.needed - std::chrono::steady_clock::now();
   order.environment = {
       "ADAFLOOR_UNIT=" + std::to_string(index_of_unit(c.order.work.unit)),

@@ -27,6 +27,7 @@ public:
     rank_id self;
     model_process::options model;
     std::vector<std::uint32_t> cpus; ///< of commands; empty: those of this process
+    std::uint64_t memory_bytes = 0;  ///< of each process of a command; 0: no limit
     std::string scratch;             ///< folder for the folders of commands; made when needed
     std::string device;              ///< as commands are told
     double grace_seconds = 0;        ///< between SIGTERM and SIGKILL

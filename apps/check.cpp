@@ -149,7 +149,7 @@ result<void> check_runtime(const job& task) {
       unless(task.sidecar.grace_seconds >= 0, "--lease-grace-seconds {}: 0 or more",
              task.sidecar.grace_seconds),
       unless(task.sidecar.memory_bytes == 0 || task.sidecar.memory_bytes >= lease_memory_min,
-             "--lease-memory-bytes {}: at least {}, which a model worker takes without a model, or "
+             "--lease-memory-bytes {}: at least {}, which a worker takes by itself, or "
              "0 for no limit",
              task.sidecar.memory_bytes, lease_memory_min),
       unless(task.sidecar.min_window_seconds >= 0, "--lease-min-window-seconds {}: 0 or more",

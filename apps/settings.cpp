@@ -285,7 +285,8 @@ void run_settings::add_runtime_keys() {
                         "of decode steps, as a share; beyond it fewer ranks are lent; 0: no limit",
                         task_.sidecar.max_slowdown));
   table_.push_back(make("lease.memory_bytes", "--lease-memory-bytes",
-                        "that the models on one leased rank may take; 0: no limit",
+                        "that the models on one leased rank, and each process of a command, may "
+                        "take; 0: no limit",
                         task_.sidecar.memory_bytes));
   table_.push_back(
       make("lease.cpus", "--lease-cpus",

@@ -200,11 +200,12 @@ BOOST_FIXTURE_TEST_CASE(units_under_way_are_dropped_and_done_again_when_asked, w
   BOOST_TEST(results[7].logprobs.size() == 40U);
 }
 
-/// Commands.
+/// Commands see their lease and have its limits.
 struct command_bench : worker_bench {
   run_unit order;
   command_bench() {
     options.model.models.clear();
+    options.memory_bytes = 64U << 20;
     order.lease = lease;
     order.work.kind = work_kind::exec;
     order.work.unit = 5;
@@ -225,6 +226,17 @@ struct command_bench : worker_bench {
     return results[order.work.unit];
   }
 };
+
+BOOST_FIXTURE_TEST_CASE(a_command_has_no_more_memory_than_its_lease, command_bench) {
+  BOOST_TEST(result_of("ulimit -d").text == "65536\n"); // KiB
+  const auto fill = [](const char* bytes) {
+    return std::string{"head -c "} + bytes + " /dev/zero | tail -c " + bytes + " | wc -c";
+  };
+  BOOST_TEST(result_of(fill("10000000")).text == "10000000\n");
+  const auto more = result_of(fill("200000000"));
+  BOOST_TEST(more.text.find("200000000") == std::string::npos, more.text);
+  BOOST_TEST(more.text.find("memory") != std::string::npos, more.text);
+}
 
 BOOST_FIXTURE_TEST_CASE(a_command_is_told_what_is_left_of_the_window, command_bench) {
   const auto left = [&](std::int64_t seconds) {
