@@ -239,7 +239,9 @@ json arm_books::to_json() const {
             {"correct", units_correct},
             {"duplicates", units_duplicate},
             {"scored", units_scored},
-            {"executed", units_executed}}},
+            {"executed", units_executed},
+            {"called", units_called},
+            {"failed", units_failed}}},
           {"tokens_digest", digests.tokens()},
           {"logprobs_digest", digests.logprobs()}};
 }

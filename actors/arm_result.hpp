@@ -78,7 +78,8 @@ struct arm_books {
   lending_state lending;                     ///< the newest
   std::vector<rank_quarantined> quarantined; ///< in the whole job so far
   std::uint64_t units_completed = 0, units_correct = 0, units_duplicate = 0;
-  std::uint64_t units_scored = 0, units_executed = 0;
+  std::uint64_t units_scored = 0, units_executed = 0, units_called = 0;
+  std::uint64_t units_failed = 0;              ///< of all kinds; they count above, too
   std::map<response_key, kept_response> epoch; ///< the running one
   std::uint32_t epochs = 0;                    ///< that are over
   response_digests digests;                    ///< of those

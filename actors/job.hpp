@@ -76,12 +76,16 @@ struct sidecar_settings {
   std::string exec;                      ///< command for /bin/sh; empty: none
   std::uint32_t exec_count = 1;          ///< units that run `exec`
   std::string exec_file;                 ///< JSON lines of commands, before those
-  queue_settings generate, score{1, 1}, exec_queue;
+  std::string callback;                  ///< name of a registered aux_work; empty: none
+  std::string callback_file;             ///< lines, each the input of a unit
+  queue_settings generate, score{1, 1}, exec_queue, callback_queue;
   FIELDS(sidecar_settings, model, queries, grace_seconds, min_window_seconds, max_slowdown,
-         memory_bytes, cpus, score_with, exec, exec_count, exec_file, generate, score, exec_queue)
+         memory_bytes, cpus, score_with, exec, exec_count, exec_file, callback, callback_file,
+         generate, score, exec_queue, callback_queue)
   /// There is work that ranks are lent for.
   bool any() const {
-    return !(model.empty() && score_with.empty() && exec.empty() && exec_file.empty());
+    return !(model.empty() && score_with.empty() && exec.empty() && exec_file.empty()
+             && callback.empty());
   }
 };
 

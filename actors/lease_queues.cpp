@@ -1,6 +1,6 @@
 #include "actors/lease_queues.hpp"
 
-#include "actors/unit_number.hpp"
+#include "actors/aux_work.hpp"
 
 #include <fmt/format.h>
 
@@ -37,10 +37,6 @@ std::optional<std::uint64_t> unit_of(const std::string& line) {
 
 } // namespace
 
-std::uint32_t lease_queues::queue_of(work_kind kind) {
-  return adafloor::queue_of(kind);
-}
-
 result<std::vector<std::vector<std::string>>> load_commands(const std::string& file) {
   auto text = read_text(file);
   if (!text) return tl::unexpected(text.error());
@@ -68,6 +64,25 @@ result<std::vector<std::vector<std::string>>> load_commands(const std::string& f
   return commands;
 }
 
+result<std::vector<std::string>> load_inputs(const std::string& file) {
+  auto text = read_text(file);
+  if (!text) return tl::unexpected(text.error());
+  std::vector<std::string> inputs;
+  std::istringstream lines(*text);
+  std::size_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    if (line.size() > aux_work::text_bytes_max)
+      return bad_input(fmt::format("{}:{}: has {} bytes, at most {}; put more into a file and its "
+                                   "name here",
+                                   file, number, line.size(), aux_work::text_bytes_max));
+    inputs.push_back(std::move(line));
+  }
+  if (inputs.empty()) return bad_input(file + ": has no line");
+  return inputs;
+}
+
 result<lease_queues> lease_queues::open(const job& task) {
   lease_queues q(task);
   const auto& s = task.sidecar;
@@ -85,6 +100,13 @@ result<lease_queues> lease_queues::open(const job& task) {
   if (!q.commands_.empty())
     if (auto r = q.open_file(work_kind::exec, "exec.jsonl", s.exec_queue); !r)
       return tl::unexpected(r.error());
+  if (!s.callback.empty()) {
+    auto inputs = load_inputs(s.callback_file);
+    if (!inputs) return tl::unexpected(inputs.error());
+    q.inputs_ = std::move(*inputs);
+    if (auto r = q.open_file(work_kind::callback, "callback.jsonl", s.callback_queue); !r)
+      return tl::unexpected(r.error());
+  }
   return q;
 }
 
@@ -131,6 +153,9 @@ std::vector<work_unit> lease_queues::units() const {
     }
   for (std::size_t i = 0; i < commands_.size(); ++i)
     if (auto* unit = add(work_kind::exec, i)) unit->command = commands_[i];
+  for (std::size_t i = 0; i < inputs_.size(); ++i)
+    if (auto* unit = add(work_kind::callback, i))
+      unit->command = {task_->sidecar.callback, inputs_[i]};
   return units;
 }
 
@@ -184,14 +209,18 @@ std::optional<std::string> lease_queues::line_of(const work_result& done, const 
               {"epoch", stamp.epoch.value},
               {"weights_version", stamp.weights.value}}}};
   const auto kind = kind_of_unit(done.unit);
-  if (!done.text.empty()) head[kind == work_kind::exec ? "text" : "error"] = done.text;
+  const bool failed = !done.error.empty();
+  if (!done.text.empty()) head["text"] = done.text;
+  if (failed) head["error"] = done.error;
+  // What others wrote may be any bytes.
+  const auto dump = [&] { return head.dump(-1, ' ', false, json::error_handler_t::replace); };
   switch (kind) {
   case work_kind::generate: {
     if (place >= queries_.size()) return {};
     const auto& query = queries_[place];
-    correct = done.tokens == query.answer;
+    correct = !failed && done.tokens == query.answer;
     head.update({{"prompt_id", query.id}, {"tokens", done.tokens}, {"correct", correct}});
-    return head.dump();
+    return dump();
   }
   case work_kind::score: {
     const auto found = scored_.find(place);
@@ -202,7 +231,7 @@ std::optional<std::string> lease_queues::line_of(const work_result& done, const 
                  {"step", r.step},
                  {"prompt_id", r.prompt_id},
                  {"sample", r.sample}});
-    auto line = head.dump();
+    auto line = dump();
     line.pop_back();
     append_list(line, "logprobs", done.logprobs);
     scored_.erase(found);
@@ -210,9 +239,13 @@ std::optional<std::string> lease_queues::line_of(const work_result& done, const 
   }
   case work_kind::exec:
     if (place >= commands_.size()) return {};
-    correct = done.exit_code == 0;
-    head["exit_code"] = done.exit_code;
-    return head.dump();
+    correct = !failed && done.exit_code == 0;
+    head["exit_code"] = failed ? json() : json(done.exit_code);
+    return dump();
+  case work_kind::callback:
+    if (place >= inputs_.size()) return {};
+    correct = !failed;
+    return dump();
   }
   return {};
 }
@@ -230,6 +263,7 @@ result<std::optional<lease_queues::outcome>> lease_queues::keep(const work_resul
   if (auto r = q.file->append(*line); !r) return tl::unexpected(r.error());
   q.kept.insert(place);
   out.fresh = true;
+  out.failed = !done.error.empty();
   return out;
 }
 

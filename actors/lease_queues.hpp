@@ -1,12 +1,13 @@
 #pragma once
 // The queues of auxiliary work and their durable results, one append-only JSON lines file for each
-// kind: OUT/sidecar.jsonl (answers), scores.jsonl, exec.jsonl. A unit's result is written once,
-// with its lease and fence, whatever comes twice; what a file holds when it is opened is not done
-// again.
+// kind: OUT/sidecar.jsonl (answers), scores.jsonl, exec.jsonl, callback.jsonl. A unit's result is
+// written once, with its lease and fence, whatever comes twice; what a file holds when it is opened
+// is not done again. A unit that could not be done has "error" there.
 #include "actors/arm_result.hpp"
 #include "actors/job.hpp"
 #include "actors/prompts.hpp"
 #include "actors/recorder.hpp"
+#include "actors/unit_number.hpp"
 #include "messages/catalog.hpp"
 
 #include <array>
@@ -30,6 +31,7 @@ public:
     work_kind kind = work_kind::generate;
     bool fresh = false; ///< not kept before
     bool correct = false;
+    bool failed = false; ///< its result is why there is none
   };
   /// Reads queries, commands and earlier results. Errors: bad_input, io.
   static result<lease_queues> open(const job& task);
@@ -62,17 +64,19 @@ private:
   std::vector<work_unit> units() const;
   std::optional<std::string> line_of(const work_result& done, const fence& stamp, bool& correct);
 
-  static std::uint32_t queue_of(work_kind kind);
-
   const job* task_;
   std::vector<prompt> queries_;
   std::vector<std::vector<std::string>> commands_;
+  std::vector<std::string> inputs_;                 ///< of callbacks
   std::map<std::uint64_t, scored_response> scored_; ///< by place, queued and not kept
-  std::array<queue, 3> queues_;
+  std::array<queue, queue_of(enum_max(work_kind{})) + 1> queues_;
 };
 
 /// Commands of auxiliary work: lines `{"command": "text for /bin/sh"}` or `{"command": ["program",
 /// "argument", ...]}`. Errors: bad_input naming `file`:line and what is allowed.
 result<std::vector<std::vector<std::string>>> load_commands(const std::string& file);
+
+/// Inputs of callbacks: the lines that are not blank. Errors: bad_input naming `file`:line.
+result<std::vector<std::string>> load_inputs(const std::string& file);
 
 } // namespace adafloor

@@ -142,10 +142,10 @@ void model_worker::handle(const run_unit& m) {
   model->units[unit] = m.lease;
 }
 
-/// An empty answer: the unit is done, wrongly, and its place in the results says so.
+/// The unit is done, wrongly, and its place in the results says so.
 void model_worker::fail_unit(const lease_id& lease, std::uint64_t unit, const error& why) {
   complain("auxiliary unit " + std::to_string(unit) + " failed", why.text);
-  tell(work_result{lease, unit, {}, {}, 0, why.text});
+  tell(work_result{lease, unit, {}, {}, 0, {}, why.text});
 }
 
 /// Units under way are dropped; the broker gives them out again.

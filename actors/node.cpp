@@ -1,8 +1,10 @@
 #include "actors/node.hpp"
 
+#include "actors/aux_work.hpp"
 #include "actors/bootstrap.hpp"
 #include "actors/engine_loop.hpp"
 #include "actors/event_stream.hpp"
+#include "actors/model_worker.hpp"
 #include "actors/replay.hpp"
 #include "actors/roles.hpp"
 #include "actors/rollout_plan.hpp"
@@ -116,6 +118,11 @@ private:
 result<void> node::start() {
   if (auto r = open_transport(); !r) return r;
   if (auto r = join_world(); !r) return r;
+  if (const auto& callback = task_.sidecar.callback; !callback.empty() && !find_aux_work(callback))
+    return bad_input(
+        "the job has work \"" + callback
+        + "\" for leased ranks, which this program has not linked in; start the program "
+          "that started the job");
   if (task_.sidecar.any()) spawn_worker(); // First: the fork of a process without weights is cheap.
   if (auto r = start_engine(); !r) return r;
   if (worker_) worker_->wait_loaded(milliseconds(task_.runtime.start_ms));
@@ -310,15 +317,17 @@ void node::spawn_machines() {
 void node::spawn_worker() {
   const auto& lent_to = task_.sidecar;
   sidecar_worker::options o;
-  o.self = o.model.self = self_;
+  o.self = o.model.self = o.callback.self = self_;
   for (const auto& model :
        {lent_to.model, lent_to.score_with == "self" ? task_.models.front() : lent_to.score_with})
     if (!model.empty()) o.model.models.push_back(model);
-  o.model.kv_pages = std::max(
-      o.model.kv_pages,
-      (task_.rollout.max_prompt_length + task_.rollout.max_response_length) / kv_page_tokens + 1);
-  o.memory_bytes = o.model.memory_bytes = lent_to.memory_bytes;
-  o.cpus = o.model.cpus = lent_to.cpus;
+  const auto longest = task_.rollout.max_prompt_length + task_.rollout.max_response_length;
+  const auto kv_pages = std::max(model_worker_options{}.kv_pages, longest / kv_page_tokens + 1);
+  o.model.arguments = {"--kv-pages", std::to_string(kv_pages)};
+  o.callback.command = "callback-worker";
+  o.callback.arguments = {"--device", task_.device};
+  o.memory_bytes = o.model.memory_bytes = o.callback.memory_bytes = lent_to.memory_bytes;
+  o.cpus = o.model.cpus = o.callback.cpus = lent_to.cpus;
   o.scratch = task_.out_dir + "/scratch";
   o.device = task_.device;
   o.grace_seconds = lent_to.grace_seconds;

@@ -85,21 +85,27 @@ void sidecar_worker::tell(any_message message) {
 
 /// On this thread processes start and end: the kernel kills them when it ends.
 void sidecar_worker::run() {
-  model_.emplace(options_.model, [this](any_message said) { tell(std::move(said)); });
+  const auto pass_on = [this](any_message said) { tell(std::move(said)); };
+  model_.emplace(options_.model, pass_on);
+  callback_.emplace(options_.callback, pass_on);
   while (take_commands()) {
     model_->watch();
+    callback_->watch();
     if (model_->loaded()) note_loaded();
     if (command_) watch_command();
     wait();
   }
   command_.reset();
+  callback_.reset();
   model_.reset();
 }
 
 void sidecar_worker::wait() const {
-  auto patience = model_->patience_ms();
-  if (command_ && (patience < 0 || patience > watch_every_ms)) patience = watch_every_ms;
-  pollfd waits[] = {{wake_fd_, POLLIN, 0}, model_->waits_for()};
+  int patience = -1;
+  for (const int ms :
+       {model_->patience_ms(), callback_->patience_ms(), command_ ? watch_every_ms : -1})
+    if (ms >= 0 && (patience < 0 || ms < patience)) patience = ms;
+  pollfd waits[] = {{wake_fd_, POLLIN, 0}, model_->waits_for(), callback_->waits_for()};
   poll(waits, std::size(waits), patience);
   eventfd_t woken = 0;
   if (waits[0].revents != 0) eventfd_read(wake_fd_, &woken);
@@ -122,6 +128,7 @@ bool sidecar_worker::take_commands() {
 
 void sidecar_worker::handle(const run_unit& m) {
   if (command_) return; // A repeat: commands run alone.
+  if (m.work.kind == work_kind::callback) return callback_->run(m);
   if (m.work.kind != work_kind::exec) return model_->run(m);
   const auto name = std::to_string(m.work.unit) + "-" + std::to_string(options_.self.value);
   command_.emplace(running_command{
@@ -188,7 +195,7 @@ void sidecar_worker::end_command(int code) {
 
 /// A command's group is waited for: only its end is the answer.
 void sidecar_worker::handle(const stop_worker& m) {
-  if (!command_) return model_->stop(m);
+  if (!command_) return (callback_->busy() ? *callback_ : *model_).stop(m);
   command_->stop = m;
   command_->group->signal(m.kill ? SIGKILL : SIGTERM);
 }

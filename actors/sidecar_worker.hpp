@@ -1,8 +1,9 @@
 #pragma once
 // Has a lease's auxiliary work done on this rank by processes that give way to decoding: prompts
-// and scores by a model worker that stays between leases, commands in a process group of their own.
-#include "actors/model_process.hpp"
+// and scores by a model worker and callbacks by a callback worker, which stay between leases,
+// commands in a process group of their own.
 #include "actors/process_group.hpp"
+#include "actors/worker_process.hpp"
 #include "messages/catalog.hpp"
 
 #include <condition_variable>
@@ -20,12 +21,13 @@ namespace adafloor {
 /// ADAFLOOR_LEASE_GRACE_SECONDS (from SIGTERM to SIGKILL) and ADAFLOOR_SCRATCH, an empty folder
 /// that is removed after it. SIGTERM goes to the whole group when the lease is revoked: a command
 /// that then ends with exit code 0 is done, any other is run again under another lease. A command
-/// that somebody else kills with SIGKILL is run again at once, `kills_max` times in all.
+/// that somebody else kills with SIGKILL is run again at once, `attempts_max` times in all; then
+/// that is its result.
 class sidecar_worker {
 public:
   struct options {
     rank_id self;
-    model_process::options model;
+    worker_process::options model, callback;
     std::vector<std::uint32_t> cpus; ///< of commands; empty: those of this process
     std::uint64_t memory_bytes = 0;  ///< of each process of a command; 0: no limit
     std::string scratch;             ///< folder for the folders of commands; made when needed
@@ -76,7 +78,7 @@ private:
   bool stopping_ = false;
 
   // The worker's thread only.
-  std::optional<model_process> model_;
+  std::optional<worker_process> model_, callback_;
   std::optional<running_command> command_;
   std::thread thread_;
 };

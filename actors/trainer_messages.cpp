@@ -187,7 +187,11 @@ void trainer::on(const work_result& m, const envelope& e) {
     case work_kind::exec:
       ++books_.units_executed;
       break;
+    case work_kind::callback:
+      ++books_.units_called;
+      break;
     }
+    books_.units_failed += done.failed ? 1 : 0;
   }
   tell(role_kind::recorder, role_kind::broker, work_kept{m.lease, m.unit});
 }

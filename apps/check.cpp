@@ -1,5 +1,6 @@
 #include "apps/check.hpp"
 
+#include "actors/aux_work.hpp"
 #include "actors/fault_injection.hpp"
 #include "actors/lease_queues.hpp"
 #include "actors/prompts.hpp"
@@ -291,13 +292,29 @@ result<void> check_lease_cpus(const job& task) {
   return {};
 }
 
+result<void> check_callback(const sidecar_settings& s) {
+  if (s.callback.empty()) return {};
+  if (!find_aux_work(s.callback)) {
+    const auto known = aux_work_names();
+    return bad_input(fmt::format(
+        "--lease-callback {}: {}", s.callback,
+        known.empty()
+            ? "this program has no work linked in; actors/aux_work.hpp says how to build one"
+            : fmt::format("this program has {}", fmt::join(known, ", "))));
+  }
+  const auto inputs = load_inputs(s.callback_file);
+  if (!inputs) return bad_input("--lease-callback-file: " + inputs.error().text);
+  return {};
+}
+
 /// `vocabulary`: of the policy; 0 where nothing is computed.
 result<void> check_queues(const job& task, std::uint32_t vocabulary) {
   const auto& s = task.sidecar;
-  for (const auto* queue : {&s.generate, &s.score, &s.exec_queue})
+  for (const auto* queue : {&s.generate, &s.score, &s.exec_queue, &s.callback_queue})
     if (queue->weight < 1)
-      return bad_input("--lease-generate-weight, --lease-score-weight, --lease-exec-weight: at "
-                       "least 1");
+      return bad_input("--lease-generate-weight, --lease-score-weight, --lease-exec-weight, "
+                       "--lease-callback-weight: at least 1");
+  if (auto done = check_callback(s); !done) return done;
   if (!s.exec_file.empty())
     if (const auto commands = load_commands(s.exec_file); !commands)
       return bad_input("--lease-exec-file: " + commands.error().text);

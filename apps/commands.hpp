@@ -13,7 +13,8 @@ namespace adafloor {
 /// `*exit_code`: 0 done, 1 failed, 2 bad input, 3 lost a rank. Both must outlive the parsing.
 void add_run(CLI::App& root, int* exit_code);
 void add_node(CLI::App& root, int* exit_code);
-void add_model_worker(CLI::App& root, int* exit_code); ///< not in --help: a rank starts it
+void add_model_worker(CLI::App& root, int* exit_code);    ///< not in --help: a rank starts it
+void add_callback_worker(CLI::App& root, int* exit_code); ///< likewise
 void add_plan(CLI::App& root, int* exit_code);
 void add_simulate(CLI::App& root, int* exit_code);
 void add_history(CLI::App& root, int* exit_code);

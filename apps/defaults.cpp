@@ -101,8 +101,13 @@ result<void> run_settings::fill_sidecar() {
                      "--sidecar-model none for no leases");
   if (sidecar.score_with == "none") sidecar.score_with.clear();
   if (sidecar.exec_file == "none") sidecar.exec_file.clear();
-  for (auto* folder : {&sidecar.model, &sidecar.queries, &sidecar.exec_file})
-    *folder = absolute(*folder);
+  if (sidecar.callback == "none") sidecar.callback.clear();
+  if (sidecar.callback_file == "none") sidecar.callback_file.clear();
+  if (sidecar.callback.empty() != sidecar.callback_file.empty())
+    return bad_input(
+        "--lease-callback and --lease-callback-file belong together: give both or none");
+  for (auto* file : {&sidecar.model, &sidecar.queries, &sidecar.exec_file, &sidecar.callback_file})
+    *file = absolute(*file);
   if (sidecar.score_with != "self") sidecar.score_with = absolute(sidecar.score_with);
   return {};
 }

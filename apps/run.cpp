@@ -49,7 +49,7 @@ result<void> prepare_folder(const job& task) {
   for (const char* name :
        {"run.json", "report.html", "events.jsonl", "responses.jsonl", "tokens.log", "job.json"})
     fs::remove(out / name, failed);
-  for (const char* name : {"sidecar.jsonl", "scores.jsonl", "exec.jsonl"})
+  for (const char* name : {"sidecar.jsonl", "scores.jsonl", "exec.jsonl", "callback.jsonl"})
     if (!keeps) fs::remove(out / name, failed);
   fs::remove_all(out / "scratch", failed);
   for (const auto& entry : fs::directory_iterator{out}) {

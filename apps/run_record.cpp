@@ -61,6 +61,7 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "ranks left out") return std::to_string(list_at(arm, "quarantined").size());
   if (row == "sidecar completed") return count("sidecar", "completed");
   if (row == "sidecar correct") return count("sidecar", "correct");
+  if (row == "units failed") return count("sidecar", "failed");
   if (row == "tokens digest") return text_at(arm, "tokens_digest", "-").substr(0, 16);
   return share(arm, row.substr(2).c_str());
 }
@@ -118,6 +119,11 @@ std::string side_by_side(const json& arms) {
   const auto left_out = [](const json& arm) { return !list_at(arm, "quarantined").empty(); };
   if (std::any_of(arms.begin(), arms.end(), left_out))
     rows.insert(std::find(rows.begin(), rows.end(), "sidecar completed"), "ranks left out");
+  const auto failed = [](const json& arm) {
+    return number_or_zero(object_at(arm, "sidecar"), "failed") > 0;
+  };
+  if (std::any_of(arms.begin(), arms.end(), failed))
+    rows.insert(std::find(rows.begin(), rows.end(), "tokens digest"), "units failed");
   if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;

@@ -255,8 +255,15 @@ void run_settings::add_queue_keys() {
       make("lease.exec_count", "--lease-exec-count", "times that it is run in all", s.exec_count));
   table_.push_back(path(make("lease.exec_file", "--lease-exec-file",
                              "JSON lines of commands to run on leased ranks", s.exec_file)));
-  for (auto [name, queue] : {std::pair{"generate", &s.generate}, std::pair{"score", &s.score},
-                             std::pair{"exec", &s.exec_queue}}) {
+  table_.push_back(make("lease.callback", "--lease-callback",
+                        "name of C++ work (actors/aux_work.hpp) that this program has linked in "
+                        "and runs on leased ranks",
+                        s.callback));
+  table_.push_back(path(make("lease.callback_file", "--lease-callback-file",
+                             "its inputs, one on each line", s.callback_file)));
+  for (auto [name, queue] :
+       {std::pair{"generate", &s.generate}, std::pair{"score", &s.score},
+        std::pair{"exec", &s.exec_queue}, std::pair{"callback", &s.callback_queue}}) {
     table_.push_back(make(fmt::format("lease.{}_priority", name),
                           fmt::format("--lease-{}-priority", name),
                           "queues of a higher one go first", queue->priority));
@@ -285,8 +292,8 @@ void run_settings::add_runtime_keys() {
                         "of decode steps, as a share; beyond it fewer ranks are lent; 0: no limit",
                         task_.sidecar.max_slowdown));
   table_.push_back(make("lease.memory_bytes", "--lease-memory-bytes",
-                        "that the models on one leased rank, and each process of a command, may "
-                        "take; 0: no limit",
+                        "that each process of auxiliary work may take: of models, of callbacks, "
+                        "of a command; 0: no limit",
                         task_.sidecar.memory_bytes));
   table_.push_back(
       make("lease.cpus", "--lease-cpus",

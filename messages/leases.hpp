@@ -103,10 +103,14 @@ struct lease_closed {
 };
 
 /// What a unit asks for: an answer to a prompt; the log-probabilities of a response that exists; a
-/// command of the operating system.
-enum class work_kind : std::uint8_t { generate = 1, score = 2, exec = 3 };
+/// command of the operating system; a call of what the user linked in.
+enum class work_kind : std::uint8_t { generate = 1, score = 2, exec = 3, callback = 4 };
 constexpr work_kind enum_max(work_kind) {
-  return work_kind::exec;
+  return work_kind::callback;
+}
+/// Others of their kind run beside it on the same rank.
+constexpr bool runs_together(work_kind kind) {
+  return kind == work_kind::generate || kind == work_kind::score;
 }
 const char* name_of(work_kind);
 
@@ -118,8 +122,8 @@ struct work_unit {
   std::uint32_t queue = 0; ///< it belongs to; see `queue_policy`
   work_kind kind = work_kind::generate;
   std::vector<token_id> response{};   ///< score: what follows the prompt
-  std::string model{};                ///< folder; of exec: empty
-  std::vector<std::string> command{}; ///< exec: program and arguments
+  std::string model{};                ///< folder; generate and score
+  std::vector<std::string> command{}; ///< exec: program and arguments; callback: name and input
   FIELDS(work_unit, unit, prompt, max_tokens, queue, kind, response, model, command)
 };
 
@@ -161,8 +165,9 @@ struct work_result {
   std::vector<token_id> tokens;
   std::vector<float> logprobs{}; ///< generate, score: one for each token of the response
   std::int32_t exit_code = 0;    ///< exec; 128 + number where a signal ended it
-  std::string text{};            ///< exec: end of its output; else why the unit has no answer
-  FIELDS(work_result, lease, unit, tokens, logprobs, exit_code, text)
+  std::string text{};            ///< exec: end of its output; callback: what it gave
+  std::string error{};           ///< why the unit has no answer; empty: it has one
+  FIELDS(work_result, lease, unit, tokens, logprobs, exit_code, text, error)
 };
 
 /// recorder -> broker -> sidecar: the result is durable, once.

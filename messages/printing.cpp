@@ -67,6 +67,8 @@ const char* name_of(work_kind x) {
     return "score";
   case work_kind::exec:
     return "exec";
+  case work_kind::callback:
+    return "callback";
   }
   return "unknown";
 }

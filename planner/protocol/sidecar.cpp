@@ -72,7 +72,7 @@ void ask(sidecar_machine& m, time_point now, effects& out) {
 bool may_run(const sidecar_machine& m, const work_unit& next) {
   if (m.results.size() >= m.config.results_max) return false;
   if (m.running.empty()) return true;
-  return next.kind != work_kind::exec && next.kind == m.running.begin()->second
+  return runs_together(next.kind) && next.kind == m.running.begin()->second
          && m.running.size() < m.config.together;
 }
 

@@ -13,7 +13,7 @@ struct sidecar_config {
   microseconds resend{50'000};       ///< until answered
   microseconds empty_pause{200'000}; ///< before an empty queue is asked again
   microseconds kill_max{2'000'000};  ///< from kill to proof; then the return is not clean
-  std::uint32_t together = 8;        ///< units that a model runs at once; commands run alone
+  std::uint32_t together = 8;        ///< units that a model runs at once; others run alone
   std::uint32_t prefetch = 4;        ///< units held besides those, until their time is known
   std::uint32_t prefetch_max = 64;   ///< never more
   microseconds ahead{50'000};        ///< then as many as take so long, so that no answer is awaited

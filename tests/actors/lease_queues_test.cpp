@@ -26,6 +26,11 @@ struct bench {
     task.sidecar.exec_count = 3;
     task.sidecar.exec_queue = {4, 2};
   }
+  std::string write(const char* text) const {
+    const auto path = place.path() + "/inputs";
+    std::ofstream{path} << text;
+    return path;
+  }
   lease_queues open() const {
     auto queues = lease_queues::open(task);
     BOOST_REQUIRE_MESSAGE(queues.has_value(), (queues ? "" : queues.error().text));
@@ -103,6 +108,45 @@ BOOST_FIXTURE_TEST_CASE(a_response_is_scored_once_by_the_policy_of_its_step, ben
   auto other = who;
   other.sample = 7;
   BOOST_TEST(again.score(other, {1, 2}, {3}, "/policy").value().unit != number);
+}
+
+BOOST_FIXTURE_TEST_CASE(callbacks_are_the_lines_of_a_file_and_may_say_any_bytes, bench) {
+  task.sidecar.exec.clear();
+  task.sidecar.callback = "name";
+  task.sidecar.callback_file = write("{\"a\": 1}\n\nplain\n");
+  {
+    auto queues = open();
+    std::vector<std::vector<std::string>> commands;
+    for (const auto& message : queues.opening())
+      if (const auto* work = std::get_if<queue_work>(&message))
+        for (const auto& unit : work->units)
+          commands.push_back(unit.command);
+    BOOST_TEST(
+        (commands
+         == std::vector<std::vector<std::string>>{{"name", "{\"a\": 1}"}, {"name", "plain"}}));
+    work_result done{{epoch_id(3), 9}, unit_number(work_kind::callback, 1), {}};
+    done.text = "\xff said";
+    const auto kept = queues.keep(done, stamp).value().value();
+    BOOST_TEST((kept.fresh && kept.correct && !kept.failed));
+  }
+  BOOST_TEST(json::parse(file("callback.jsonl"))["text"] == "\xef\xbf\xbd said");
+  BOOST_TEST((places(open()) == std::vector<std::uint64_t>{0}));
+  BOOST_TEST(load_inputs(write("\n")).error().text.find("has no line") != std::string::npos);
+  const auto longest = std::string(65537, 'x');
+  BOOST_TEST(load_inputs(write(longest.c_str())).error().text.find(":1: has 65537 bytes")
+             != std::string::npos);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_unit_that_was_given_up_has_its_error_as_result, bench) {
+  auto queues = open();
+  work_result given_up{{epoch_id(3), 9}, unit_number(work_kind::exec, 1), {}};
+  given_up.error = "given up";
+  const auto kept = queues.keep(given_up, stamp).value().value();
+  BOOST_TEST((kept.fresh && !kept.correct && kept.failed));
+  const auto line = json::parse(file("exec.jsonl"));
+  BOOST_TEST(line["error"] == "given up");
+  BOOST_TEST(line["exit_code"].is_null());
+  BOOST_TEST((places(open()) == std::vector<std::uint64_t>{0, 2}));
 }
 
 BOOST_FIXTURE_TEST_CASE(queues_have_their_priorities_and_weights, bench) {

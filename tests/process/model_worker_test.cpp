@@ -1,5 +1,6 @@
-// The process that works on a leased rank: it stays between leases, is killed alone, and whatever
-// becomes of it every order to stop is answered when nothing of the lease runs any more.
+// The processes that work on a leased rank: one with a model stays between leases, is killed alone,
+// and whatever becomes of it every order to stop is answered when nothing of the lease runs any
+// more; commands have their limits.
 #define BOOST_TEST_MODULE model_worker
 #include "actors/sidecar_worker.hpp"
 #include "tests/process/program.hpp"

@@ -28,15 +28,16 @@ struct program_result {
 };
 
 /// `adafloor ARGUMENTS...` as a child; killed with everything it started when the test ends.
-/// `prefix`: words before it, of a program that becomes it ("ip netns exec NAME ").
+/// `prefix`: words before it, of a program that becomes it ("ip netns exec NAME "); `file`: another
+/// program in its place.
 class program {
 public:
   program(const std::vector<std::string>& arguments, const std::string& log_dir,
-          const std::string& prefix = "")
+          const std::string& prefix = "", const std::string& file = ADAFLOOR_BIN)
     : out_path_(log_dir + "/stdout"), err_path_(log_dir + "/stderr") {
     std::istringstream before(prefix);
     std::vector<std::string> words{std::istream_iterator<std::string>(before), {}};
-    words.emplace_back(ADAFLOOR_BIN);
+    words.push_back(file);
     words.insert(words.end(), arguments.begin(), arguments.end());
     std::vector<char*> argv;
     for (auto& word : words)

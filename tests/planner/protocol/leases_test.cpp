@@ -268,7 +268,7 @@ BOOST_AUTO_TEST_CASE(one_unit_runs_at_a_time_and_the_next_are_fetched_ahead) {
   BOOST_TEST(sent<work_result>(wait(ms(60))).empty());
 }
 
-BOOST_AUTO_TEST_CASE(a_model_runs_units_together_and_commands_run_alone) {
+BOOST_AUTO_TEST_CASE(a_model_runs_units_together_and_other_work_runs_alone) {
   machine.config.together = 2;
   grant();
   auto out = broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
@@ -285,6 +285,9 @@ BOOST_AUTO_TEST_CASE(a_model_runs_units_together_and_commands_run_alone) {
   BOOST_REQUIRE_EQUAL(sent<run_unit>(out).size(), 1u);
   BOOST_TEST(sent<run_unit>(out)[0].work.unit == 4u);
   BOOST_TEST(worker(work_result{id, 3, {5}}).empty()); // doubled
+  const work_unit callback{6, {}, 0, 3, work_kind::callback};
+  out = broker(work_units{id, machine.asked.value_or(take_work{}).batch, {callback, callback}});
+  BOOST_TEST(sent<run_unit>(out).empty());
 }
 
 BOOST_AUTO_TEST_CASE(short_units_are_fetched_further_ahead) {

@@ -1,7 +1,8 @@
 #pragma once
-// A rank's model worker (`adafloor model-worker`, actors/model_worker) as the rank sees it: a
-// process that is started before anybody needs it, stays with its weights between leases, is killed
-// alone when it does not stop, and is started anew after it died.
+// A process that works on a leased rank (`adafloor model-worker`, `adafloor callback-worker`) as
+// the rank sees it: with models it is started before anybody needs them, it stays with what it has
+// in memory between leases, is killed alone when it does not stop, and is started anew after it
+// died.
 #include "actors/envelope_stream.hpp"
 #include "actors/process_group.hpp"
 
@@ -18,25 +19,27 @@ namespace adafloor {
 /// worker_stopped, and what else it sends under that lease is not begun. A process that dies again
 /// and again without a result is started after a pause that doubles, up to ten seconds.
 /// Thread: one makes all calls, and the process dies with it.
-class model_process {
+class worker_process {
 public:
   struct options {
     rank_id self;
-    std::string program;             ///< file of adafloor; empty: the one that runs now
-    std::vector<std::string> models; ///< folders, loaded ahead; empty: no process before a unit
-    std::uint32_t kv_pages = 256;    ///< of each model
-    std::uint32_t max_num_seqs = 8;  ///< units that are answered together
-    std::uint64_t memory_bytes = 0;  ///< for weights, KV and all else; 0: no limit
-    std::vector<std::uint32_t> cpus; ///< empty: those of this process
+    std::string program; ///< file of adafloor; empty: the one that runs now
+    std::string command = "model-worker";
+    std::vector<std::string> arguments; ///< of it; --rank, --socket-fd and --model come besides
+    std::vector<std::string> models;    ///< folders, loaded ahead; empty: no process before a unit
+    std::uint64_t memory_bytes = 0;     ///< for weights, KV and all else; 0: no limit
+    std::vector<std::uint32_t> cpus;    ///< empty: those of this process
   };
   /// `tell` gets work_result and worker_stopped, in calls of this class.
-  model_process(options o, std::function<void(any_message)> tell);
+  worker_process(options o, std::function<void(any_message)> tell);
   /// Kills the process and waits for its end.
-  ~model_process();
-  model_process(const model_process&) = delete;
-  model_process& operator=(const model_process&) = delete;
+  ~worker_process();
+  worker_process(const worker_process&) = delete;
+  worker_process& operator=(const worker_process&) = delete;
 
   void run(const run_unit& m);
+  /// A unit is under way, or the answer to `stop`.
+  bool busy() const { return !running_.empty() || stop_; }
   /// Answered by worker_stopped, at once if no unit is under way. Without `kill` the process lives.
   void stop(const stop_worker& m);
   /// The models that are loaded ahead are there, or could not be had. Until then the process has
@@ -56,6 +59,7 @@ private:
   void answer_stop();
   bool wanted() const { return !options_.models.empty() || !running_.empty(); }
   void pause_after_failure();
+  void complain(const std::string& what) const;
 
   options options_;
   std::function<void(any_message)> tell_;

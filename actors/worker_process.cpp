@@ -1,4 +1,4 @@
-#include "actors/model_process.hpp"
+#include "actors/worker_process.hpp"
 
 #include "actors/model_worker.hpp"
 
@@ -11,28 +11,23 @@
 
 namespace adafloor {
 
-model_process::model_process(options o, std::function<void(any_message)> tell)
+worker_process::worker_process(options o, std::function<void(any_message)> tell)
   : options_(std::move(o)), tell_(std::move(tell)), loaded_(options_.models.empty()) {
   if (wanted()) start();
 }
 
-model_process::~model_process() = default;
+worker_process::~worker_process() = default;
 
-void model_process::start() {
+void worker_process::start() {
   const auto ends = envelope_stream::open_pair();
-  if (!ends) {
-    std::fprintf(stderr, "rank %u: no model worker: %s\n", options_.self.value,
-                 ends.error().text.c_str());
-    return pause_after_failure();
-  }
+  if (!ends) return complain("cannot be started: " + ends.error().text), pause_after_failure();
   envelope_stream ours(ends->first);
   process_group::order order;
   order.program = options_.program.empty() ? "/proc/self/exe" : options_.program;
-  order.command = {"adafloor",       "model-worker",
-                   "--rank",         std::to_string(options_.self.value),
-                   "--socket-fd",    std::to_string(process_group::passed_fd),
-                   "--kv-pages",     std::to_string(options_.kv_pages),
-                   "--max-num-seqs", std::to_string(options_.max_num_seqs)};
+  order.command = {"adafloor",    options_.command,
+                   "--rank",      std::to_string(options_.self.value),
+                   "--socket-fd", std::to_string(process_group::passed_fd)};
+  order.command.insert(order.command.end(), options_.arguments.begin(), options_.arguments.end());
   for (const auto& folder : options_.models)
     order.command.insert(order.command.end(), {"--model", folder});
   order.socket_fd = ends->second;
@@ -41,11 +36,8 @@ void model_process::start() {
   order.memory_bytes = options_.memory_bytes;
   auto started = process_group::start(order);
   close(ends->second);
-  if (!started) {
-    std::fprintf(stderr, "rank %u: no model worker: %s\n", options_.self.value,
-                 started.error().text.c_str());
-    return pause_after_failure();
-  }
+  if (!started)
+    return complain("cannot be started: " + started.error().text), pause_after_failure();
   group_.emplace(std::move(*started));
   talk_.emplace(std::move(ours));
   talk_->send({{}, {}, {}, {}, stop_worker{}}); // Answered when it is loaded.
@@ -53,7 +45,12 @@ void model_process::start() {
     talk_->send({{}, {}, {}, {}, order_of});
 }
 
-void model_process::pause_after_failure() {
+void worker_process::complain(const std::string& what) const {
+  std::fprintf(stderr, "rank %u: its %s %s\n", options_.self.value, options_.command.c_str(),
+               what.c_str());
+}
+
+void worker_process::pause_after_failure() {
   constexpr std::chrono::milliseconds first{100}, most{10'000};
   constexpr std::uint32_t doublings_max = 7;
   ++failures_;
@@ -63,14 +60,14 @@ void model_process::pause_after_failure() {
     start_at_ += std::min(most, first * (1 << std::min(failures_ - 2, doublings_max)));
 }
 
-void model_process::run(const run_unit& m) {
+void worker_process::run(const run_unit& m) {
   if (stop_ || (broken_ && *broken_ == m.lease)) return;
   if (!running_.emplace(m.work.unit, m).second) return; // A repeat.
   if (talk_) talk_->send({{}, {}, {}, {}, m});
 }
 
-void model_process::stop(const stop_worker& m) {
-  const bool idle = running_.empty() && !stop_;
+void worker_process::stop(const stop_worker& m) {
+  const bool idle = !busy();
   stop_ = m;
   if (idle || !group_) return answer_stop();
   if (m.kill) {
@@ -82,18 +79,18 @@ void model_process::stop(const stop_worker& m) {
 }
 
 /// Nothing of the lease runs any more.
-void model_process::answer_stop() {
+void worker_process::answer_stop() {
   running_.clear();
   tell_(worker_stopped{stop_->lease, stop_->kill, true});
   stop_.reset();
 }
 
-pollfd model_process::waits_for() const {
+pollfd worker_process::waits_for() const {
   if (!talk_) return {-1, 0, 0};
   return {talk_->fd(), static_cast<short>(POLLIN | (talk_->unsent() ? POLLOUT : 0)), 0};
 }
 
-int model_process::patience_ms() const {
+int worker_process::patience_ms() const {
   constexpr int watch_an_end = 2;
   if (talk_) return -1;
   if (group_) return watch_an_end;
@@ -102,13 +99,13 @@ int model_process::patience_ms() const {
   return std::max(0, static_cast<int>(left.count()));
 }
 
-void model_process::watch() {
+void worker_process::watch() {
   if (talk_) listen();
   if (group_ && !talk_ && group_->gone()) note_end();
   if (!group_ && wanted() && clock::now() >= start_at_) start();
 }
 
-void model_process::listen() {
+void worker_process::listen() {
   talk_->flush();
   for (;;) {
     auto said = talk_->receive();
@@ -126,9 +123,8 @@ void model_process::listen() {
   group_->signal(SIGKILL);
 }
 
-void model_process::note_end() {
-  std::fprintf(stderr, "rank %u: its model worker ended with exit status %d\n", options_.self.value,
-               group_->ended().value_or(0));
+void worker_process::note_end() {
+  complain("ended with exit status " + std::to_string(group_->ended().value_or(0)));
   group_.reset();
   pause_after_failure();
   if (stop_) return answer_stop();

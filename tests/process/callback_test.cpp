@@ -1,0 +1,170 @@
+// Work that a user linked in, on leased ranks: as every other kind, whatever it does.
+#define BOOST_TEST_MODULE callback
+#include "tests/process/lease_runs.hpp"
+
+#include <cstdlib>
+
+using namespace adafloor::testing;
+using namespace std::chrono_literals;
+using nlohmann::json;
+
+namespace {
+
+struct workplace : scratch_dir {
+  std::string out = path() + "/out";
+  std::string inputs = path() + "/inputs.jsonl";
+
+  void write(const std::vector<std::string>& lines) const {
+    std::ofstream file{inputs};
+    for (const auto& line : lines)
+      file << line << '\n';
+  }
+  std::vector<std::string> words(const char* work, std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"--lease-callback", work, "--lease-callback-file", inputs,
+                               "--time-scale", "0.02"});
+    return long_tail(*this, more);
+  }
+  program start(const char* work, std::vector<std::string> more = {}) const {
+    return {words(work, std::move(more)), path(), "", ADAFLOOR_CALLBACK_USER};
+  }
+  /// To the end; the results by unit.
+  std::map<std::uint64_t, json> run(const char* work, std::vector<std::string> more = {}) const {
+    const auto ended = start(work, std::move(more)).wait();
+    BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+    check_restored(out);
+    return results();
+  }
+  std::map<std::uint64_t, json> results() const {
+    std::map<std::uint64_t, json> by_unit;
+    for (const auto& line : lines_of(out + "/callback.jsonl"))
+      BOOST_TEST(by_unit.emplace(line["unit"].get<std::uint64_t>(), line).second, line.dump());
+    return by_unit;
+  }
+};
+
+/// The start in [from, to) of the longest Collatz chain, the last of equals.
+std::uint64_t longest_chain(std::uint64_t from, std::uint64_t to) {
+  std::uint64_t best = 0, most = 0;
+  for (auto start = from; start < to; ++start) {
+    std::uint64_t steps = 0;
+    for (auto n = start; n > 1; n = n % 2 == 0 ? n / 2 : 3 * n + 1)
+      ++steps;
+    if (steps >= most) best = start;
+    most = std::max(most, steps);
+  }
+  return best;
+}
+
+} // namespace
+
+BOOST_FIXTURE_TEST_CASE(each_unit_is_done_once_whichever_of_their_processes_are_killed, workplace) {
+  constexpr std::uint64_t count = 40, width = 20'000;
+  std::vector<std::string> ranges;
+  for (std::uint64_t i = 0; i < count; ++i)
+    ranges.push_back(json{{"from", 1 + i * width}, {"to", 1 + (i + 1) * width}}.dump());
+  write(ranges);
+  auto job = start("longest-chain");
+  std::srand(5);
+  std::size_t killed = 0;
+  BOOST_REQUIRE(comes_true(
+      [&] {
+        for (const auto rank : children_of(job.pid(), out + "/job.json"))
+          for (const auto worker : children_of(rank, "callback-worker"))
+            if (killed < 10 && std::rand() % 8 == 0) killed += kill(worker, SIGKILL) == 0 ? 1 : 0;
+        return std::filesystem::exists(out + "/run.json");
+      },
+      240s));
+  const auto ended = job.wait();
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  check_restored(out);
+  BOOST_TEST(killed > 0U);
+  const auto results = this->results();
+  BOOST_TEST(results.size() == count);
+  for (const auto& [unit, line] : results) {
+    BOOST_REQUIRE_MESSAGE(line.contains("text"), line.dump());
+    const auto best = longest_chain(1 + unit * width, 1 + (unit + 1) * width);
+    BOOST_TEST(json::parse(line["text"].get<std::string>())["start"] == best, line.dump());
+    BOOST_TEST(line["fence"].contains("epoch"));
+  }
+  const auto arm = arm_of(out);
+  BOOST_TEST(arm["sidecar"]["called"] == count);
+  BOOST_TEST(arm["sidecar"]["failed"] == 0);
+  BOOST_TEST(arm["sidecar"]["duplicates"] == 0);
+  BOOST_TEST(arm["leases"]["unclean"] == 0);
+}
+
+BOOST_FIXTURE_TEST_CASE(work_knows_its_lease_and_its_process_stays, workplace) {
+  write(std::vector<std::string>(30, "ok"));
+  const auto results = run("unruly");
+  BOOST_TEST(results.size() == 30U);
+  int most_calls = 0;
+  std::map<std::string, std::vector<double>> left;
+  for (const auto& [unit, line] : results) {
+    const auto told = json::parse(line["text"].get<std::string>());
+    const auto id = told["lease"].get<std::string>();
+    BOOST_TEST(id == line["lease"][0].dump() + "." + line["lease"][1].dump());
+    BOOST_TEST(told["unit"] == unit);
+    BOOST_TEST(told["device"] == "emulated");
+    BOOST_TEST(told["rank"] < 4);
+    most_calls = std::max(most_calls, told["calls"].get<int>());
+    left[id].push_back(told["left"].get<double>());
+  }
+  BOOST_TEST(most_calls > 3);
+  check_left(left, windows_of(out));
+}
+
+BOOST_FIXTURE_TEST_CASE(work_that_does_not_stop_is_killed_and_the_world_returns, workplace) {
+  write(std::vector<std::string>(4, "deaf"));
+  BOOST_TEST(run("unruly", {"--lease-grace-seconds", "0.3"}).empty());
+  const auto leases = arm_of(out)["leases"];
+  BOOST_TEST(leases["forced"] > 0);
+  BOOST_TEST(leases["unclean"] == 0);
+  for (const auto pid : processes_with("callback-worker")) {
+    std::error_code none;
+    const auto exe = std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe", none);
+    BOOST_TEST(exe != ADAFLOOR_CALLBACK_USER, pid);
+  }
+}
+
+BOOST_FIXTURE_TEST_CASE(work_that_stops_when_it_is_asked_to_hands_its_unit_back, workplace) {
+  write(std::vector<std::string>(4, "until stopped"));
+  BOOST_TEST(run("unruly", {"--lease-grace-seconds", "30"}).empty());
+  const auto leases = arm_of(out)["leases"];
+  BOOST_TEST(leases["granted"] > 0);
+  BOOST_TEST(leases["forced"] == 0);
+  BOOST_TEST(leases["unclean"] == 0);
+}
+
+BOOST_FIXTURE_TEST_CASE(what_fails_has_its_error_as_result, workplace) {
+  write({"throw", "ok", "too long"});
+  const auto ended = start("unruly").wait();
+  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+  BOOST_TEST((ended.out + ended.err).find("units failed") != std::string::npos, ended.out);
+  const auto results = this->results();
+  BOOST_REQUIRE(results.size() == 3U);
+  BOOST_TEST(results.at(0).value("error", "") == "thrown");
+  BOOST_TEST(results.at(1).contains("text"));
+  BOOST_TEST(results.at(2).value("error", "").find("at most 65536") != std::string::npos);
+  BOOST_TEST(arm_of(out)["sidecar"]["failed"] == 2);
+}
+
+BOOST_FIXTURE_TEST_CASE(work_that_is_not_there_is_refused, workplace) {
+  const auto refuses = [&](const char* file, const std::vector<std::string>& words,
+                           const std::string& said) {
+    const auto ended = program{words, path(), "", file}.wait();
+    BOOST_TEST(ended.exit_code == 2, ended.err);
+    BOOST_TEST(ended.err.find(said) != std::string::npos, ended.err);
+    BOOST_TEST(!std::filesystem::exists(out));
+  };
+  write({"ok"});
+  refuses(ADAFLOOR_BIN, words("unruly"),
+          "--lease-callback unruly: this program has no work linked");
+  refuses(ADAFLOOR_CALLBACK_USER, words("unrly"),
+          "--lease-callback unrly: this program has longest-chain, unruly");
+  refuses(ADAFLOOR_CALLBACK_USER, long_tail(*this, {"--lease-callback", "unruly"}),
+          "belong together");
+  write({});
+  refuses(ADAFLOOR_CALLBACK_USER, words("unruly"), inputs + ": has no line");
+  write({std::string(70'000, 'x')});
+  refuses(ADAFLOOR_CALLBACK_USER, words("unruly"), inputs + ":1: has 70000 bytes, at most 65536");
+}
