@@ -78,10 +78,11 @@ struct sidecar_settings {
   std::string exec_file;                 ///< JSON lines of commands, before those
   std::string callback;                  ///< name of a registered aux_work; empty: none
   std::string callback_file;             ///< lines, each the input of a unit
+  std::uint32_t max_unit_attempts = 5;   ///< that workers die at; then it is given up; 0: no bound
   queue_settings generate, score{1, 1}, exec_queue, callback_queue;
   FIELDS(sidecar_settings, model, queries, grace_seconds, min_window_seconds, max_slowdown,
          memory_bytes, cpus, score_with, exec, exec_count, exec_file, callback, callback_file,
-         generate, score, exec_queue, callback_queue)
+         max_unit_attempts, generate, score, exec_queue, callback_queue)
   /// There is work that ranks are lent for.
   bool any() const {
     return !(model.empty() && score_with.empty() && exec.empty() && exec_file.empty()

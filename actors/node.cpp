@@ -331,6 +331,7 @@ void node::spawn_worker() {
   o.scratch = task_.out_dir + "/scratch";
   o.device = task_.device;
   o.grace_seconds = lent_to.grace_seconds;
+  o.attempts_max = lent_to.max_unit_attempts;
   worker_ = std::make_unique<sidecar_worker>(std::move(o),
                                              [this](envelope e) { router_.post(std::move(e)); });
 }
@@ -353,6 +354,7 @@ void node::spawn_planner_machines() {
       microseconds(static_cast<std::int64_t>(task_.sidecar.min_window_seconds * 1e6));
   broker.memory_bytes = task_.sidecar.memory_bytes;
   broker.pace.max_slowdown = task_.sidecar.max_slowdown;
+  broker.unit_attempts_max = task_.sidecar.max_unit_attempts;
   planner_config planner;
   planner.self = self_;
   planner.world_size = task_.world_size;

@@ -175,8 +175,8 @@ void sidecar_worker::watch_command() {
   if (!code && c.stop && c.stop->kill) c.group->signal(SIGKILL);
   if (!code || !c.group->gone()) return;
   c.group.reset();
-  if (!c.stop && *code == of_signal + SIGKILL && ++c.kills < options_.kills_max)
-    return start_command();
+  const bool again = ++c.kills < options_.attempts_max || options_.attempts_max == 0;
+  if (!c.stop && *code == of_signal + SIGKILL && again) return start_command();
   end_command(*code);
 }
 

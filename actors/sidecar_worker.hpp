@@ -33,7 +33,7 @@ public:
     std::string scratch;             ///< folder for the folders of commands; made when needed
     std::string device;              ///< as commands are told
     double grace_seconds = 0;        ///< between SIGTERM and SIGKILL
-    std::uint32_t kills_max = 5;
+    std::uint32_t attempts_max = 5;  ///< 0: no bound
   };
   /// `post` may be called on any thread; envelopes go to the sidecar's machine.
   sidecar_worker(options o, std::function<void(envelope)> post);

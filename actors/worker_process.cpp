@@ -40,7 +40,8 @@ void worker_process::start() {
     return complain("cannot be started: " + started.error().text), pause_after_failure();
   group_.emplace(std::move(*started));
   talk_.emplace(std::move(ours));
-  talk_->send({{}, {}, {}, {}, stop_worker{}}); // Answered when it is loaded.
+  ready_ = false;
+  talk_->send({{}, {}, {}, {}, stop_worker{}}); // Answered when it is ready.
   for (const auto& [unit, order_of] : running_)
     talk_->send({{}, {}, {}, {}, order_of});
 }
@@ -115,7 +116,7 @@ void worker_process::listen() {
       failures_ = 0;
       if (running_.erase(done->unit) > 0) tell_(std::move(*done));
     } else if (const auto* gone = std::get_if<worker_stopped>(&(*said)->body)) {
-      loaded_ = true;
+      loaded_ = ready_ = true;
       if (stop_ && gone->lease == stop_->lease) answer_stop();
     }
   }
@@ -128,7 +129,7 @@ void worker_process::note_end() {
   group_.reset();
   pause_after_failure();
   if (stop_) return answer_stop();
-  if (running_.empty()) return;
+  if (running_.empty() || !ready_) return;
   broken_ = running_.begin()->second.lease;
   running_.clear();
   tell_(worker_stopped{*broken_, true, true});

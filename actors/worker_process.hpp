@@ -16,8 +16,9 @@ struct pollfd;
 namespace adafloor {
 
 /// Units that were under way when the process died go back with their lease: the machine hears
-/// worker_stopped, and what else it sends under that lease is not begun. A process that dies again
-/// and again without a result is started after a pause that doubles, up to ten seconds.
+/// worker_stopped, and what else it sends under that lease is not begun. A process that dies before
+/// it was ready had begun none: the next one gets them. One that dies again and again without a
+/// result is started after a pause that doubles, up to ten seconds.
 /// Thread: one makes all calls, and the process dies with it.
 class worker_process {
 public:
@@ -69,6 +70,7 @@ private:
   std::optional<stop_worker> stop_; ///< not answered yet
   std::optional<lease_id> broken_;  ///< units of it died with their process
   bool loaded_ = false;
+  bool ready_ = false;         ///< this process
   std::uint32_t failures_ = 0; ///< ends and failed starts since the last result
   clock::time_point start_at_; ///< not earlier
 };

@@ -261,6 +261,10 @@ void run_settings::add_queue_keys() {
                         s.callback));
   table_.push_back(path(make("lease.callback_file", "--lease-callback-file",
                              "its inputs, one on each line", s.callback_file)));
+  table_.push_back(make("lease.max_unit_attempts", "--lease-max-unit-attempts",
+                        "at which its worker dies before a unit is given up with an error as its "
+                        "result; 0: no bound",
+                        s.max_unit_attempts));
   for (auto [name, queue] :
        {std::pair{"generate", &s.generate}, std::pair{"score", &s.score},
         std::pair{"exec", &s.exec_queue}, std::pair{"callback", &s.callback_queue}}) {

@@ -95,7 +95,8 @@ struct lease_returned {
   bool forced = false; ///< the work had to be killed
   bool clean = true;   ///< false: process or memory could not be proven gone
   std::uint32_t units_done = 0;
-  FIELDS(lease_returned, lease, forced, clean, units_done)
+  std::vector<std::uint64_t> died_at{}; ///< units under way when the worker died by itself
+  FIELDS(lease_returned, lease, forced, clean, units_done, died_at)
 };
 struct lease_closed {
   lease_id lease;

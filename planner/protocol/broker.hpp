@@ -21,6 +21,7 @@ struct broker_config {
   std::uint64_t memory_bytes = 1u << 30; ///< budget of the work on one rank
   std::uint32_t take_max = 64;           ///< units in one answer
   std::size_t queue_max = 1u << 20;      ///< units ever queued; more are refused and counted
+  std::uint32_t unit_attempts_max = 5;   ///< at which a worker died; 0: no bound
   pace_config pace;                      ///< when lending slows the rollout down
 };
 
@@ -34,6 +35,10 @@ struct broker_config {
 /// whose start-up would take more than a quarter of it; of these the one with the least lease time
 /// per weight; then the one with the longest start-up. So work with a long start-up gives way in
 /// short windows and is owed, and gets, the long ones. The rank with the longest window goes first.
+///
+/// A unit that a worker was at when it died by itself is handed out after all others and alone, so
+/// that of those that were under way together only the cause is blamed again. After
+/// `unit_attempts_max` deaths the recorder gets an error as its result.
 struct broker_machine {
   enum class lease_phase : std::uint8_t { offered, granted, revoking };
   /// A smoothed observation: each new one counts for a quarter; the guess until there is one.
@@ -86,7 +91,8 @@ struct broker_machine {
   struct unit_entry {
     work_unit work; ///< emptied when kept
     unit_state state = unit_state::waiting;
-    lease_id lease; ///< that took or answered it
+    lease_id lease;           ///< that took or answered it
+    std::uint32_t deaths = 0; ///< of workers that were at it
   };
 
   broker_config config;

@@ -36,6 +36,10 @@ void open_account(broker_machine&, lease_state&);
 void close_account(broker_machine&, lease_state&, time_point now);
 /// Units that the lease took and did not answer go back to the queue.
 void requeue(broker_machine&, lease_state&);
+/// The lease's worker died on `rank` with these units under way: those that it happened to too
+/// often get an error as their result.
+void note_deaths(broker_machine&, const lease_state&, rank_id rank,
+                 const std::vector<std::uint64_t>& units, effects&);
 /// A queue that nothing could be lent for because of its estimate is tried again some day.
 void fade_estimates(broker_machine&, const rank_state&, time_point now);
 

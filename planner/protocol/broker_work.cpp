@@ -52,15 +52,35 @@ bool must_give_way(broker_machine& m, const rank_state& r, const queue_state& q,
   return better && better->policy.priority > q.policy.priority && better->leases == 0;
 }
 
+/// Null unless the lease has the unit and has not answered it.
+unit_entry* taken_by(broker_machine& m, const lease_state& l, std::uint64_t number) {
+  const auto found = m.units.find(number);
+  const bool taken = found != m.units.end() && found->second.state == unit_state::taken
+                     && found->second.lease == l.id;
+  return taken ? &found->second : nullptr;
+}
+
+/// What the lease gets next: see broker_machine.
+std::optional<std::uint64_t> next_unit(const broker_machine& m, const lease_state& l,
+                                       const queue_state& q) {
+  const auto killed = [&](std::uint64_t number) { return m.units.at(number).deaths > 0; };
+  if (l.taken.size() == 1 && killed(*l.taken.begin())) return {}; // It is alone.
+  const auto fresh = std::find_if_not(q.waiting.begin(), q.waiting.end(), killed);
+  if (fresh != q.waiting.end()) return *fresh;
+  if (q.waiting.empty() || !l.taken.empty()) return {};
+  return *q.waiting.begin();
+}
+
 void take_units(broker_machine& m, lease_state& l, queue_state& q, std::size_t most) {
-  while (l.batch_units.size() < most && !q.waiting.empty()) {
-    const auto number = *q.waiting.begin();
-    q.waiting.erase(q.waiting.begin());
-    auto& unit = m.units[number];
+  while (l.batch_units.size() < most) {
+    const auto number = next_unit(m, l, q);
+    if (!number) return;
+    q.waiting.erase(*number);
+    auto& unit = m.units[*number];
     unit.state = unit_state::taken;
     unit.lease = l.id;
-    l.taken.insert(number);
-    l.batch_units.push_back(number);
+    l.taken.insert(*number);
+    l.batch_units.push_back(*number);
   }
 }
 
@@ -124,13 +144,29 @@ void close_account(broker_machine& m, lease_state& l, time_point now) {
 }
 
 void requeue(broker_machine& m, lease_state& l) {
-  for (auto number : l.taken) {
-    auto& unit = m.units[number];
-    if (unit.state != unit_state::taken || !(unit.lease == l.id)) continue;
-    unit.state = unit_state::waiting;
-    m.queues[unit.work.queue].waiting.insert(number);
-  }
+  for (auto number : l.taken)
+    if (auto* unit = taken_by(m, l, number)) {
+      unit->state = unit_state::waiting;
+      m.queues[unit->work.queue].waiting.insert(number);
+    }
   l.taken.clear();
+}
+
+void note_deaths(broker_machine& m, const lease_state& l, rank_id rank,
+                 const std::vector<std::uint64_t>& units, effects& out) {
+  const auto most = m.config.unit_attempts_max;
+  for (const auto number : units) {
+    auto* unit = taken_by(m, l, number);
+    if (!unit || ++unit->deaths < most || most == 0) continue;
+    unit->state = unit_state::storing;
+    work_result given_up;
+    given_up.lease = l.id;
+    given_up.unit = number;
+    given_up.error = "given up: its worker died " + std::to_string(unit->deaths)
+                     + " times at it, the last time on rank " + std::to_string(rank.value)
+                     + "; lease.max_unit_attempts bounds that";
+    post(m.who, local(m, role_kind::recorder), std::move(given_up), out);
+  }
 }
 
 void fade_estimates(broker_machine& m, const rank_state& r, time_point now) {

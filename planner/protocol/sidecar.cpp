@@ -18,7 +18,8 @@ address worker(const sidecar_machine& m) {
 }
 
 void give_back(sidecar_machine& m, effects& out) {
-  post(m.who, gate(m), lease_returned{m.lease, m.forced, m.clean, m.units_done}, out);
+  post(m.who, gate(m),
+       lease_returned{m.lease, m.forced, m.clean, m.units_done, std::move(m.died_at)}, out);
   m.results.clear();
   m.running.clear();
   m.now_in = m.clean ? phase::idle : phase::unclean;
@@ -117,6 +118,7 @@ void handle(sidecar_machine& m, const lease_grant& grant, time_point now, effect
   m.clean = true;
   m.batch = 0;
   m.units_done = 0;
+  m.died_at.clear();
   m.unit_time = microseconds{0};
   m.result_at.reset();
   post(m.who, gate(m), lease_accepted{grant.lease}, out);
@@ -168,6 +170,9 @@ void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effe
   if (!concerns(m, gone.lease)) return;
   m.forced = m.forced || gone.forced;
   m.clean = m.clean && gone.clean;
+  if (m.now_in == phase::holding && gone.forced)
+    for (const auto& [unit, kind] : m.running)
+      m.died_at.push_back(unit);
   m.running.clear();
   if (m.now_in == phase::holding) return begin_stopping(m, m.grace, now, out);
   if (m.now_in == phase::stopping && gone.forced) return; // By itself, as it was told to stop.

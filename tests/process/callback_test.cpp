@@ -40,6 +40,16 @@ struct workplace : scratch_dir {
       BOOST_TEST(by_unit.emplace(line["unit"].get<std::uint64_t>(), line).second, line.dump());
     return by_unit;
   }
+  /// Lines of the ranks' logs with `text`.
+  std::size_t count_logged(const std::string& text) const {
+    std::size_t found = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      std::istringstream log{read_file(out + "/rank-" + std::to_string(rank) + ".log")};
+      for (std::string line; std::getline(log, line);)
+        found += line.find(text) != std::string::npos ? 1 : 0;
+    }
+    return found;
+  }
 };
 
 /// The start in [from, to) of the longest Collatz chain, the last of equals.
@@ -63,7 +73,7 @@ BOOST_FIXTURE_TEST_CASE(each_unit_is_done_once_whichever_of_their_processes_are_
   for (std::uint64_t i = 0; i < count; ++i)
     ranges.push_back(json{{"from", 1 + i * width}, {"to", 1 + (i + 1) * width}}.dump());
   write(ranges);
-  auto job = start("longest-chain");
+  auto job = start("longest-chain", {"--lease-max-unit-attempts", "0"});
   std::srand(5);
   std::size_t killed = 0;
   BOOST_REQUIRE(comes_true(
@@ -133,6 +143,25 @@ BOOST_FIXTURE_TEST_CASE(work_that_stops_when_it_is_asked_to_hands_its_unit_back,
   BOOST_TEST(leases["granted"] > 0);
   BOOST_TEST(leases["forced"] == 0);
   BOOST_TEST(leases["unclean"] == 0);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_unit_at_which_workers_always_die_is_given_up_and_the_queue_goes_on,
+                        workplace) {
+  std::vector<std::string> lines(12, "ok");
+  lines[3] = "die";
+  write(lines);
+  const auto results = run("unruly", {"--lease-max-unit-attempts", "3"});
+  BOOST_TEST(results.size() == lines.size());
+  for (const auto& [unit, line] : results)
+    if (unit == 3)
+      BOOST_TEST(line.value("error", "").find("died 3 times at it") != std::string::npos,
+                 line.dump());
+    else
+      BOOST_TEST(line.contains("text"), line.dump());
+  BOOST_TEST(count_logged("its callback-worker ended with exit status 9") == 3U);
+  const auto sidecar = arm_of(out)["sidecar"];
+  BOOST_TEST(sidecar["failed"] == 1);
+  BOOST_TEST(sidecar["called"] == lines.size());
 }
 
 BOOST_FIXTURE_TEST_CASE(what_fails_has_its_error_as_result, workplace) {

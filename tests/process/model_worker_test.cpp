@@ -112,6 +112,7 @@ BOOST_FIXTURE_TEST_CASE(it_is_there_before_a_lease_and_stays_after_it, worker_be
 
 BOOST_FIXTURE_TEST_CASE(its_death_ends_the_lease_and_the_next_one_finds_another, worker_bench) {
   start();
+  worker->wait_loaded(microseconds{60'000'000});
   const auto pid = process();
   kill(pid, SIGSTOP); // So that it dies with a unit under way.
   ask(1);
@@ -176,6 +177,21 @@ BOOST_FIXTURE_TEST_CASE(one_that_dies_without_work_is_started_again_and_nobody_h
   ask(1);
   BOOST_TEST(answered(1));
   BOOST_TEST(count_stops() == 0U);
+}
+
+BOOST_FIXTURE_TEST_CASE(one_that_dies_before_it_is_ready_is_started_again_for_the_same_unit,
+                        worker_bench) {
+  const auto file = place.path() + "/program", count = place.path() + "/count";
+  std::ofstream{file} << "#!/bin/sh\necho again >> " << count << "\n"
+                      << "[ $(wc -l < " << count << ") -lt 4 ] && exit 7\n"
+                      << "exec " << ADAFLOOR_BIN << " \"$@\"\n";
+  std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+  options.model.program = file;
+  start();
+  ask(1);
+  BOOST_TEST(answered(1));
+  BOOST_TEST(count_stops() == 0U);
+  BOOST_TEST(read_file(count) == "again\nagain\nagain\nagain\n");
 }
 
 BOOST_FIXTURE_TEST_CASE(units_under_way_are_dropped_and_done_again_when_asked, worker_bench) {

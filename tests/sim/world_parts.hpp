@@ -28,6 +28,7 @@ inline broker_config broker_settings(const scenario& s) {
   c.renew = microseconds{100'000};
   c.grace = microseconds{300'000};
   c.window_min = microseconds{0};
+  c.unit_attempts_max = 2; // So that it happens.
   c.return_margin = microseconds{s.unkillable ? 3'000'000 : 20'000'000};
   c.pace = s.pace;
   return c;

@@ -47,6 +47,27 @@ struct broker_bench : lease_bench {
 
 using numbers = std::vector<std::uint64_t>;
 
+/// Rank 2 holds a lease whose worker dies.
+struct deaths_bench : broker_bench {
+  lease_id id;
+  std::uint64_t epoch = 1;
+  void lend_again() { id = lend(2, ++epoch); }
+  numbers batch(std::uint32_t number, std::uint32_t count) { return take(2, id, number, count); }
+  /// The next lease, if there is one, is granted at once.
+  effects die_at(numbers units) {
+    auto out = rank(2, lease_returned{id, true, true, 0, std::move(units)});
+    for (const auto& grant : sent<lease_grant>(out)) {
+      id = grant.lease;
+      rank(2, lease_accepted{id});
+    }
+    return out;
+  }
+  void keep(std::uint64_t unit) {
+    sidecar(2, work_result{id, unit, {7}});
+    local(role_kind::recorder, work_kept{id, unit});
+  }
+};
+
 struct sidecar_bench : bench<sidecar_machine> {
   lease_id id{epoch_id{2}, 1};
   sidecar_bench() : bench(sidecar_machine(config(), first_fence)) {}
@@ -233,6 +254,65 @@ BOOST_AUTO_TEST_CASE(leases_are_told_how_long_their_rank_is_expected_to_be_free)
   BOOST_TEST((renewals.at(0).window > ms(4800) && renewals.at(0).window <= ms(5000)));
 }
 
+BOOST_FIXTURE_TEST_CASE(a_unit_that_workers_die_at_comes_last_and_alone, deaths_bench) {
+  queue(1, 5);
+  lend_again();
+  BOOST_TEST(batch(1, 3) == (numbers{1, 2, 3}), boost::test_tools::per_element());
+  die_at({1, 2}); // 3 was not begun.
+  BOOST_TEST(batch(1, 9) == (numbers{3, 4, 5}), boost::test_tools::per_element());
+  BOOST_TEST(batch(2, 9).empty());
+  for (const std::uint64_t unit : {3, 4, 5})
+    keep(unit);
+  BOOST_TEST(batch(3, 9) == (numbers{1}), boost::test_tools::per_element());
+  queue(6, 6);
+  BOOST_TEST(batch(4, 9).empty()); // 6 must not die with 1.
+  keep(1);
+  BOOST_TEST(batch(5, 9) == (numbers{6}), boost::test_tools::per_element());
+  keep(6);
+  BOOST_TEST(batch(6, 9) == (numbers{2}), boost::test_tools::per_element());
+}
+
+BOOST_FIXTURE_TEST_CASE(a_unit_that_workers_always_die_at_is_given_up, deaths_bench) {
+  machine.config.unit_attempts_max = 3;
+  queue(1, 2);
+  lend_again();
+  batch(1, 2);
+  BOOST_TEST(sent<work_result>(die_at({1, 2})).empty());
+  BOOST_TEST(batch(1, 2) == (numbers{1}), boost::test_tools::per_element());
+  BOOST_TEST(sent<work_result>(die_at({1})).empty());
+  BOOST_TEST(batch(1, 2) == (numbers{1}), boost::test_tools::per_element());
+  const auto given_up = sent<work_result>(die_at({1}), role_kind::recorder);
+  BOOST_REQUIRE_EQUAL(given_up.size(), 1u);
+  BOOST_TEST(given_up[0].unit == 1u);
+  BOOST_TEST(given_up[0].tokens.empty());
+  BOOST_TEST(given_up[0].error.find("died 3 times at it, the last time on rank 2")
+             != std::string::npos);
+  local(role_kind::recorder, work_kept{given_up[0].lease, 1});
+  BOOST_TEST(batch(1, 2) == (numbers{2}), boost::test_tools::per_element()); // It goes on.
+  keep(2);
+  BOOST_TEST(machine.units_waiting() == 0u);
+  BOOST_TEST((machine.units.at(1).state == broker_machine::unit_state::kept));
+}
+
+BOOST_FIXTURE_TEST_CASE(ends_that_are_not_the_units_fault_do_not_count, deaths_bench) {
+  machine.config.unit_attempts_max = 1;
+  queue(1, 1);
+  lend_again();
+  batch(1, 1);
+  rank(2, lease_returned{id, true, true, 0}); // Killed after grace.
+  id = machine.ranks.at(rank_id{2}).lease->id;
+  batch(1, 1);
+  sidecar(2, work_result{id, 1, {7}}); // Answered before its worker died at others.
+  BOOST_TEST(sent<work_result>(die_at({1, 99}), role_kind::recorder).empty());
+  BOOST_TEST(machine.units.at(1).deaths == 0u);
+  machine.config.unit_attempts_max = 0; // No bound.
+  id = sent<lease_grant>(queue(2, 2)).at(0).lease;
+  for (int death = 0; death < 20; ++death) {
+    BOOST_TEST(batch(1, 1) == (numbers{2}), boost::test_tools::per_element());
+    BOOST_TEST(sent<work_result>(die_at({2}), role_kind::recorder).empty());
+  }
+}
+
 BOOST_AUTO_TEST_CASE(the_queue_is_bounded_and_knows_its_units) {
   machine.config.queue_max = 3;
   queue(1, 2);
@@ -352,6 +432,23 @@ BOOST_AUTO_TEST_CASE(work_is_told_what_is_left_of_the_predicted_window) {
   BOOST_TEST((sent<run_unit>(worker(work_result{id, 1, {5}})).at(0).window == ms(200)));
   wait(ms(250)); // Longer than predicted.
   BOOST_TEST((sent<run_unit>(worker(work_result{id, 2, {5}})).at(0).window == ms(0)));
+}
+
+BOOST_AUTO_TEST_CASE(the_units_that_a_worker_died_at_are_named_when_the_lease_returns) {
+  machine.config.together = 2;
+  grant();
+  broker(work_units{id, 1, {{1, {}, 4}, {2, {}, 4}, {3, {}, 4}}});
+  worker(work_result{id, 1, {5}}); // 2 and 3 are under way.
+  broker(work_kept{id, 1});
+  worker(worker_stopped{id, true, true});
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, false, true}));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST(back[0].died_at == (numbers{2, 3}), boost::test_tools::per_element());
+  id.counter = 2;
+  work();
+  gate(lease_revoke{id, ms(200)});
+  worker(worker_stopped{id, true, true}); // As it was told to stop.
+  BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, false, true})).at(0).died_at.empty());
 }
 
 BOOST_AUTO_TEST_CASE(revoked_results_are_made_durable_before_the_return) {
