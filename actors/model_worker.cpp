@@ -26,9 +26,13 @@ public:
   result<void> run();
 
 private:
+  struct order {
+    lease_id lease;
+    work_kind kind = work_kind::generate;
+  };
   struct loaded_model {
     std::unique_ptr<engine> runs;
-    std::map<std::uint64_t, lease_id> units;
+    std::map<std::uint64_t, order> units;
   };
   result<bool> take_orders();
   void wait();
@@ -136,10 +140,15 @@ void model_worker::handle(const run_unit& m) {
   request.prompt = m.work.prompt;
   request.max_tokens = m.work.max_tokens;
   request.sampling.temperature = 0;
-  request.forced = m.work.response;
+  if (m.work.kind == work_kind::generate) {
+    request.resumed = m.work.response;
+    request.resumed_logprobs = m.work.logprobs;
+  } else {
+    request.forced = m.work.response;
+  }
   if (auto added = model->runs->add_request(std::move(request)); !added)
     return fail_unit(m.lease, unit, added.error());
-  model->units[unit] = m.lease;
+  model->units[unit] = {m.lease, m.work.kind};
 }
 
 /// The unit is done, wrongly, and its place in the results says so.
@@ -148,28 +157,32 @@ void model_worker::fail_unit(const lease_id& lease, std::uint64_t unit, const er
   tell(work_result{lease, unit, {}, {}, 0, {}, why.text});
 }
 
-/// Units under way are dropped; the broker gives them out again.
+/// Units under way are dropped; the broker gives them out again, with what there is of an answer.
 void model_worker::handle(const stop_worker& m) {
+  worker_stopped answer{m.lease, m.kill, true};
   for (auto& model : models_) {
-    for (const auto& [unit, lease] : model.units)
-      (void)model.runs->abort_request(request_id(unit));
+    for (const auto& [unit, order] : model.units) {
+      auto dropped = model.runs->abort_request(request_id(unit));
+      if (dropped && order.kind == work_kind::generate && !dropped->tokens.empty())
+        answer.partial.push_back({unit, std::move(dropped->tokens), std::move(dropped->logprobs)});
+    }
     model.units.clear();
   }
-  tell(worker_stopped{m.lease, m.kill, true});
+  tell(std::move(answer));
 }
 
 /// A model that gives no finite numbers is given up, with the units that it was at.
 void model_worker::do_step(loaded_model& model) {
   auto out = model.runs->step(nullptr, {});
   if (!out) {
-    for (const auto& [unit, lease] : model.units)
-      fail_unit(lease, unit, out.error());
+    for (const auto& [unit, order] : model.units)
+      fail_unit(order.lease, unit, out.error());
     model = {};
     return;
   }
   for (auto& f : out->finished) {
     const auto it = model.units.find(f.id.value);
-    tell(work_result{it->second, f.id.value, std::move(f.tokens), std::move(f.logprobs)});
+    tell(work_result{it->second.lease, f.id.value, std::move(f.tokens), std::move(f.logprobs)});
     model.units.erase(it);
   }
 }

@@ -80,9 +80,9 @@ void worker_process::stop(const stop_worker& m) {
 }
 
 /// Nothing of the lease runs any more.
-void worker_process::answer_stop() {
+void worker_process::answer_stop(std::vector<partial_answer> partial) {
   running_.clear();
-  tell_(worker_stopped{stop_->lease, stop_->kill, true});
+  tell_(worker_stopped{stop_->lease, stop_->kill, true, std::move(partial)});
   stop_.reset();
 }
 
@@ -115,9 +115,9 @@ void worker_process::listen() {
     if (auto* done = std::get_if<work_result>(&(*said)->body)) {
       failures_ = 0;
       if (running_.erase(done->unit) > 0) tell_(std::move(*done));
-    } else if (const auto* gone = std::get_if<worker_stopped>(&(*said)->body)) {
+    } else if (auto* gone = std::get_if<worker_stopped>(&(*said)->body)) {
       loaded_ = ready_ = true;
-      if (stop_ && gone->lease == stop_->lease) answer_stop();
+      if (stop_ && gone->lease == stop_->lease) answer_stop(std::move(gone->partial));
     }
   }
   talk_.reset();

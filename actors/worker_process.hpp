@@ -57,7 +57,7 @@ private:
   void start();
   void listen();
   void note_end();
-  void answer_stop();
+  void answer_stop(std::vector<partial_answer> partial = {});
   bool wanted() const { return !options_.models.empty() || !running_.empty(); }
   void pause_after_failure();
   void complain(const std::string& what) const;

@@ -88,6 +88,14 @@ struct lease_revoke {
   FIELDS(lease_revoke, lease, grace)
 };
 
+/// What there is of an answer that was interrupted.
+struct partial_answer {
+  std::uint64_t unit = 0;
+  std::vector<token_id> tokens;
+  std::vector<float> logprobs; ///< one for each token
+  FIELDS(partial_answer, unit, tokens, logprobs)
+};
+
 /// sidecar -> rank -> broker: nothing of the auxiliary work is left on the rank. Resent until
 /// `lease_closed`. A lease that the receiver never heard of is answered with zero units.
 struct lease_returned {
@@ -95,8 +103,9 @@ struct lease_returned {
   bool forced = false; ///< the work had to be killed
   bool clean = true;   ///< false: process or memory could not be proven gone
   std::uint32_t units_done = 0;
-  std::vector<std::uint64_t> died_at{}; ///< units under way when the worker died by itself
-  FIELDS(lease_returned, lease, forced, clean, units_done, died_at)
+  std::vector<std::uint64_t> died_at{};  ///< units under way when the worker died by itself
+  std::vector<partial_answer> partial{}; ///< of units that are handed back
+  FIELDS(lease_returned, lease, forced, clean, units_done, died_at, partial)
 };
 struct lease_closed {
   lease_id lease;
@@ -122,10 +131,12 @@ struct work_unit {
   std::uint32_t max_tokens = 0;
   std::uint32_t queue = 0; ///< it belongs to; see `queue_policy`
   work_kind kind = work_kind::generate;
-  std::vector<token_id> response{};   ///< score: what follows the prompt
+  /// score: what follows the prompt; generate: what an earlier lease answered so far.
+  std::vector<token_id> response{};
   std::string model{};                ///< folder; generate and score
   std::vector<std::string> command{}; ///< exec: program and arguments; callback: name and input
-  FIELDS(work_unit, unit, prompt, max_tokens, queue, kind, response, model, command)
+  std::vector<float> logprobs{};      ///< generate: one for each token of `response`
+  FIELDS(work_unit, unit, prompt, max_tokens, queue, kind, response, model, command, logprobs)
 };
 
 /// trainer -> broker: how a queue is served; a queue that was not told of has the values here. What
@@ -197,7 +208,8 @@ struct worker_stopped {
   lease_id lease;
   bool forced = false;
   bool clean = true;
-  FIELDS(worker_stopped, lease, forced, clean)
+  std::vector<partial_answer> partial{}; ///< of the units that were dropped
+  FIELDS(worker_stopped, lease, forced, clean, partial)
 };
 
 /// broker -> trainer: for the report. Times by the broker's clock.

@@ -224,6 +224,7 @@ void handle(broker_machine& m, const envelope& in, const lease_returned& report,
   r->why = "its work was killed, but is not known to be gone";
   r->available = r->available && report.clean;
   note_deaths(m, *r->lease, in.from.rank, report.died_at, out);
+  keep_partial(m, *r->lease, report.partial);
   const bool ran = r->lease->phase != lease_phase::offered || report.units_done > 0;
   end_lease(m, in.from.rank, *r, ran, report.forced, now, out);
   offer(m, now, out);

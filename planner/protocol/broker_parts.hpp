@@ -40,6 +40,8 @@ void requeue(broker_machine&, lease_state&);
 /// often get an error as their result.
 void note_deaths(broker_machine&, const lease_state&, rank_id rank,
                  const std::vector<std::uint64_t>& units, effects&);
+/// The next lease of these units goes on where this one was interrupted.
+void keep_partial(broker_machine&, const lease_state&, const std::vector<partial_answer>&);
 /// A queue that nothing could be lent for because of its estimate is tried again some day.
 void fade_estimates(broker_machine&, const rank_state&, time_point now);
 

@@ -169,6 +169,15 @@ void note_deaths(broker_machine& m, const lease_state& l, rank_id rank,
   }
 }
 
+void keep_partial(broker_machine& m, const lease_state& l,
+                  const std::vector<partial_answer>& parts) {
+  for (const auto& part : parts)
+    if (auto* unit = taken_by(m, l, part.unit)) {
+      unit->work.response = part.tokens;
+      unit->work.logprobs = part.logprobs;
+    }
+}
+
 void fade_estimates(broker_machine& m, const rank_state& r, time_point now) {
   const auto left = left_of(r, now);
   for (auto& [number, q] : m.queues) {

@@ -19,7 +19,9 @@ address worker(const sidecar_machine& m) {
 
 void give_back(sidecar_machine& m, effects& out) {
   post(m.who, gate(m),
-       lease_returned{m.lease, m.forced, m.clean, m.units_done, std::move(m.died_at)}, out);
+       lease_returned{m.lease, m.forced, m.clean, m.units_done, std::move(m.died_at),
+                      std::move(m.partial)},
+       out);
   m.results.clear();
   m.running.clear();
   m.now_in = m.clean ? phase::idle : phase::unclean;
@@ -119,6 +121,7 @@ void handle(sidecar_machine& m, const lease_grant& grant, time_point now, effect
   m.batch = 0;
   m.units_done = 0;
   m.died_at.clear();
+  m.partial.clear();
   m.unit_time = microseconds{0};
   m.result_at.reset();
   post(m.who, gate(m), lease_accepted{grant.lease}, out);
@@ -170,6 +173,7 @@ void handle(sidecar_machine& m, const worker_stopped& gone, time_point now, effe
   if (!concerns(m, gone.lease)) return;
   m.forced = m.forced || gone.forced;
   m.clean = m.clean && gone.clean;
+  m.partial.insert(m.partial.end(), gone.partial.begin(), gone.partial.end());
   if (m.now_in == phase::holding && gone.forced)
     for (const auto& [unit, kind] : m.running)
       m.died_at.push_back(unit);

@@ -62,6 +62,7 @@ struct sidecar_machine {
   std::map<std::uint64_t, result_part> results; ///< by unit, until kept
   std::uint32_t units_done = 0;                 ///< kept, of this lease
   std::vector<std::uint64_t> died_at;           ///< units, of this lease
+  std::vector<partial_answer> partial;          ///< likewise
   pause_watch own_pause{microseconds{200'000}, {}};
   bool job_ended = false; ///< `stop` was seen: no further lease
 

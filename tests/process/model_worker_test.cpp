@@ -217,6 +217,51 @@ BOOST_FIXTURE_TEST_CASE(units_under_way_are_dropped_and_done_again_when_asked, w
   BOOST_TEST(results[7].logprobs.size() == 40U);
 }
 
+BOOST_FIXTURE_TEST_CASE(an_interrupted_answer_is_handed_back_and_goes_on_with_the_same_bits,
+                        worker_bench) {
+  options.model.models = {shipped_models() + "/collatz-moe/v3-bf16"}; // Answers at length.
+  start();
+  run_unit order;
+  order.lease = lease;
+  order.work.unit = 1;
+  order.work.prompt = {11, 4, 2, 9, 0, 0, 0};
+  order.work.max_tokens = 1500;
+  order.work.model = options.model.models.front();
+  const auto answer = [&] {
+    std::lock_guard lock(mutex);
+    const auto done = results.find(1);
+    return done != results.end() && done->second.lease == order.lease ? std::optional(done->second)
+                                                                      : std::nullopt;
+  };
+  push(order);
+  BOOST_REQUIRE(comes_true([&] { return answer().has_value(); }, 60s));
+  const auto whole = *answer();
+  BOOST_REQUIRE(whole.tokens.size() > 20U);
+  BOOST_REQUIRE(whole.logprobs.size() == whole.tokens.size());
+
+  std::size_t interrupted = 0;
+  for (int pause = 0; order.lease.counter < 500;
+       pause += 2) { // Longer, or a slow machine never gets on.
+    ++order.lease.counter;
+    push(order);
+    std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    push(stop_worker{order.lease, false});
+    const auto stop = stopped(order.lease.counter - 2);
+    if (answer() && interrupted > 0) break;
+    if (answer()) pause = 0; // In one piece.
+    for (const auto& part : stop.partial) {
+      interrupted += part.tokens.size() > order.work.response.size() ? 1 : 0;
+      BOOST_TEST(part.tokens.size() >= order.work.response.size()); // None is lost.
+      order.work.response = part.tokens;
+      order.work.logprobs = part.logprobs;
+    }
+  }
+  BOOST_TEST(interrupted > 0U);
+  BOOST_REQUIRE(answer().has_value());
+  BOOST_TEST((answer()->tokens == whole.tokens));
+  BOOST_TEST((answer()->logprobs == whole.logprobs));
+}
+
 /// Commands see their lease and have its limits.
 struct command_bench : worker_bench {
   run_unit order;

@@ -313,6 +313,19 @@ BOOST_FIXTURE_TEST_CASE(ends_that_are_not_the_units_fault_do_not_count, deaths_b
   }
 }
 
+BOOST_FIXTURE_TEST_CASE(what_was_answered_so_far_goes_to_the_next_lease, deaths_bench) {
+  queue(1, 1);
+  lend_again();
+  batch(1, 1);
+  const partial_answer half{1, {5, 6}, {-0.5F, -0.25F}}, stranger{9, {5}, {-0.5F}};
+  const auto out = rank(2, lease_returned{id, false, true, 0, {}, {half, stranger}});
+  id = sent<lease_grant>(out).at(0).lease;
+  const auto again = sent<work_units>(sidecar(2, take_work{id, 1, 1})).at(0).units;
+  BOOST_REQUIRE_EQUAL(again.size(), 1u);
+  BOOST_TEST((again[0].response == half.tokens && again[0].logprobs == half.logprobs));
+  BOOST_TEST(machine.units.count(9) == 0u);
+}
+
 BOOST_AUTO_TEST_CASE(the_queue_is_bounded_and_knows_its_units) {
   machine.config.queue_max = 3;
   queue(1, 2);
@@ -449,6 +462,19 @@ BOOST_AUTO_TEST_CASE(the_units_that_a_worker_died_at_are_named_when_the_lease_re
   gate(lease_revoke{id, ms(200)});
   worker(worker_stopped{id, true, true}); // As it was told to stop.
   BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, false, true})).at(0).died_at.empty());
+}
+
+BOOST_AUTO_TEST_CASE(interrupted_answers_are_handed_back) {
+  work();
+  gate(lease_revoke{id, ms(200)});
+  const partial_answer half{1, {5, 6}, {-0.5F, -0.25F}};
+  const auto back = sent<lease_returned>(worker(worker_stopped{id, false, true, {half}}));
+  BOOST_REQUIRE_EQUAL(back.size(), 1u);
+  BOOST_TEST((back[0].partial == std::vector<partial_answer>{half}));
+  id.counter = 2;
+  work();
+  gate(lease_revoke{id, ms(200)});
+  BOOST_TEST(sent<lease_returned>(worker(worker_stopped{id, false, true})).at(0).partial.empty());
 }
 
 BOOST_AUTO_TEST_CASE(revoked_results_are_made_durable_before_the_return) {
