@@ -155,11 +155,8 @@ void engine_loop::handle(const envelope& e) {
 }
 
 void engine_loop::on(const engine_admit& m) {
-  for (const auto& r : m.requests) {
+  for (const auto& r : m.requests)
     if (auto added = engine_->add_request(to_engine(r)); !added) return give_up(added.error());
-    moves_.admitted(r.id,
-                    engine_->pages_for(static_cast<std::uint32_t>(r.prompt.size()), r.max_tokens));
-  }
 }
 
 void engine_loop::on(const engine_start& m) {

@@ -35,11 +35,10 @@ std::uint32_t kv_moves::held() const {
 }
 
 void kv_moves::on(const engine_move_begin& m) {
-  const auto needed = pages_.find(m.key.request);
-  auto& move = leaving_[m.key];
-  move.figures.key = m.key;
-  if (needed == pages_.end()) return finish(leaving_.find(m.key), move_outcome::finished);
-  around_.tell(engine_move_offer{m.key, needed->second});
+  leaving_[m.key].figures.key = m.key;
+  const auto needed = engine_.pages_to_move(m.key.request);
+  if (!needed) return finish(leaving_.find(m.key), move_outcome::finished);
+  around_.tell(engine_move_offer{m.key, *needed});
 }
 
 std::uint32_t kv_moves::pages_per_round() const {
@@ -96,24 +95,29 @@ void kv_moves::on(const engine_move_round& m, std::uint64_t step) {
   move.ahead = make_round(move, m.round + 1);
 }
 
-/// The round before has been taken, so it may go; a transfer that still reads it holds it.
+/// The round before may still be asked for, the one before that has been taken; a transfer that
+/// reads it still holds it.
 void kv_moves::put_on_shelf(leaving& move, round_of_pages round) {
   move.figures.pages += round.what.pages;
   move.figures.bytes += round.what.bytes;
   ++move.figures.rounds;
-  take_off_shelf(std::exchange(move.blob_name, kv_blob_name(round.what.key, round.what.round)));
+  take_off_shelf(move, 1);
+  move.blob_names.push_back(kv_blob_name(round.what.key, round.what.round));
   const auto what = round.what;
   {
     std::lock_guard lock(mutex_);
-    shelf_[move.blob_name] = std::make_shared<round_of_pages>(std::move(round));
+    shelf_[move.blob_names.back()] = std::make_shared<round_of_pages>(std::move(round));
   }
   around_.tell(what);
 }
 
-void kv_moves::take_off_shelf(const std::string& name) {
+/// All but the newest `stay` rounds.
+void kv_moves::take_off_shelf(leaving& move, std::size_t stay) {
   {
     std::lock_guard lock(mutex_);
-    if (auto old = shelf_.extract(name)) taken_.push_back(std::move(old.mapped()));
+    for (; move.blob_names.size() > stay; move.blob_names.pop_front())
+      if (auto old = shelf_.extract(move.blob_names.front()))
+        taken_.push_back(std::move(old.mapped()));
   }
   tidy();
 }
@@ -133,7 +137,6 @@ void kv_moves::on(const engine_move_end& m) {
   const auto request = m.key.request;
   if (m.outcome == move_outcome::moved) {
     (void)engine_.release_exported(request);
-    pages_.erase(request);
   } else if (found->second.held) {
     (void)engine_.resume_exported(request);
   }
@@ -141,7 +144,7 @@ void kv_moves::on(const engine_move_end& m) {
 }
 
 void kv_moves::finish(std::map<move_key, leaving>::iterator move, move_outcome how) {
-  take_off_shelf(move->second.blob_name);
+  take_off_shelf(move->second, 0);
   if (auto& ahead = move->second.ahead) engine::take_back(std::move(ahead->pages));
   auto figures = move->second.figures;
   figures.outcome = how;
@@ -150,7 +153,6 @@ void kv_moves::finish(std::map<move_key, leaving>::iterator move, move_outcome h
 }
 
 void kv_moves::ended(request_id request) {
-  pages_.erase(request);
   const auto found = std::find_if(leaving_.begin(), leaving_.end(),
                                   [&](const auto& move) { return move.first.request == request; });
   if (found != leaving_.end()) finish(found, move_outcome::finished);
@@ -176,24 +178,26 @@ shared_bytes kv_moves::round_of_pages::content(std::shared_ptr<const void> owner
 void kv_moves::on(const engine_receive_begin& m) {
   if (auto room = engine_.begin_import(m.key.request, m.pages); !room)
     return around_.tell(move_refused{m.key, room.error().text});
-  arriving_[m.key].pages = m.pages;
-  prepare_landing(m.key);
+  arriving_[m.key];
+  for (int rounds_under_way = 2; rounds_under_way > 0; --rounds_under_way)
+    prepare_landing(m.key);
   around_.tell(move_accepted{m.key});
 }
 
 void kv_moves::prepare_landing(const move_key& key) {
   auto landing = engine_.open_landing(key.request, pages_per_round());
   std::lock_guard lock(mutex_);
-  landings_[key] = std::move(landing);
+  landings_[key].push_back(std::move(landing));
 }
 
-void kv_moves::drop_landing(const move_key& key) {
-  page_landing landing;
+void kv_moves::drop_landings(const move_key& key) {
+  std::deque<page_landing> unused;
   {
     std::lock_guard lock(mutex_);
-    if (auto unused = landings_.extract(key)) landing = std::move(unused.mapped());
+    if (auto all = landings_.extract(key)) unused = std::move(all.mapped());
   }
-  engine_.drop_landing(key.request, std::move(landing));
+  for (auto& landing : unused)
+    engine_.drop_landing(key.request, std::move(landing));
 }
 
 /// The landing of a round, unless the round is the last one or does not fit into it.
@@ -201,16 +205,19 @@ std::shared_ptr<kv_landing> kv_moves::take_landing(const kv_ready& what) {
   constexpr std::uint64_t foot_bytes_max = 1 << 20;
   std::lock_guard lock(mutex_);
   const auto ready = landings_.find(what.key);
-  if (what.last || ready == landings_.end()) return nullptr;
-  const auto& pages = ready->second;
+  if (what.last || ready == landings_.end() || ready->second.empty()) return nullptr;
+  const auto& pages = ready->second.front();
   const auto in_pages = what.pages * pages.page_bytes;
   const bool fits = what.pages <= pages.pages.size() && what.bytes > in_pages
                     && what.bytes - in_pages <= foot_bytes_max;
-  if (!fits) return nullptr;
+  if (!fits) {
+    ready->second.emplace_front(); // Nor does anything fit until this round is here.
+    return nullptr;
+  }
   auto landing = std::make_shared<kv_landing>();
-  landing->pages = std::move(ready->second);
+  landing->pages = std::move(ready->second.front());
   landing->foot.resize(what.bytes - in_pages);
-  landings_.erase(ready);
+  ready->second.pop_front();
   return landing;
 }
 
@@ -223,6 +230,7 @@ void kv_moves::pull(const engine_receive_round& m) {
     for (std::uint32_t i = 0; i < m.what.pages; ++i)
       into.push_back({pages.pages[i], pages.page_bytes, &pages.digests[i]});
     into.push_back({landing->foot.data(), landing->foot.size()});
+    around_.arrived({m, std::nullopt, nullptr});
   }
   around_.fetch(m.from, kv_blob_name(m.what.key, m.what.round), std::move(into),
                 [this, m, landing](result<shared_bytes> blob) {
@@ -230,48 +238,89 @@ void kv_moves::pull(const engine_receive_round& m) {
                 });
 }
 
-result<void> kv_moves::import_round(const kv_arrival& a) {
-  const auto request = a.order.what.key.request;
-  if (!a.landing) return engine_.import_pages(request, a.blob->bytes);
-  return engine_.import_landed(request, std::move(a.landing->pages), view_of(a.landing->foot));
-}
-
-/// A round before the last is said to be taken first, so that the source makes the next one while
-/// this one is checked. If that fails, the next round is rejected, and there is one.
-void kv_moves::take(const kv_arrival& a, std::uint64_t step) {
-  const auto& round = a.order.what;
-  const auto request = round.key.request;
-  const auto found = arriving_.find(round.key);
-  const auto leave_landing = [&] {
-    if (a.landing) engine_.drop_landing(request, std::move(a.landing->pages));
-  };
-  if (found == arriving_.end()) return leave_landing(); // Given back meanwhile.
-  auto& [pages, problem] = found->second;
-  if (!a.blob) problem = a.blob.error().text;
-  if (problem.empty() && !round.last) {
-    drop_landing(round.key);
-    if (a.landing) prepare_landing(round.key);
-    around_.tell(kv_taken{round.key, round.round});
-    if (auto r = import_round(a); !r) problem = r.error().text;
+void kv_moves::import_round(const kv_arrival& a, arriving& move) {
+  const auto& key = a.order.what.key;
+  if (!a.landing) {
+    drop_landings(key);
+    if (!move.problem.empty()) return;
+    if (auto r = engine_.import_pages(key.request, (*a.blob)->bytes); !r)
+      move.problem = r.error().text;
     return;
   }
-  leave_landing();
-  drop_landing(round.key);
+  prepare_landing(key);
+  if (!move.problem.empty()) return engine_.drop_landing(key.request, std::move(a.landing->pages));
+  const auto foot = view_of(a.landing->foot);
+  if (auto r = engine_.import_landed(key.request, std::move(a.landing->pages), foot); !r)
+    move.problem = r.error().text;
+}
+
+/// So that the source makes the next round meanwhile, and copying never stops. A round that is then
+/// lost or damaged is told with the next one, and there is one.
+void kv_moves::say_taken(arriving& move, const kv_ready& round) {
+  if (move.told > round.round) return;
+  move.told = round.round + 1;
+  around_.tell(kv_taken{round.key, round.round});
+}
+
+/// A large round is said to be taken when those before it are here, others when they are here
+/// themselves: a request that stands still does not wait for much.
+void kv_moves::take(const kv_arrival& a, std::uint64_t step) {
+  const auto& round = a.order.what;
+  const auto found = arriving_.find(round.key);
+  if (found == arriving_.end()) { // Given back meanwhile.
+    if (a.landing) engine_.drop_landing(round.key.request, std::move(a.landing->pages));
+    return;
+  }
+  auto& move = found->second;
+  if (a.blob)
+    move.here.emplace(round.round, a);
+  else if (round.bytes >= around_.round_bytes_max / 4)
+    move.begun = round;
+  // A small round overtakes a large one.
+  while (!move.here.empty() && move.here.begin()->first == move.arrived)
+    if (!take_next(move, step)) return;
+  if (move.begun && move.begun->round <= move.arrived && move.problem.empty())
+    say_taken(move, *std::exchange(move.begun, std::nullopt));
+}
+
+/// False: the move is over here.
+bool kv_moves::take_next(arriving& move, std::uint64_t step) {
+  const auto a = move.here.extract(move.arrived).mapped();
+  const auto& round = a.order.what;
+  if (!*a.blob) move.problem = a.blob->error().text;
+  const bool next_tells = move.told > round.round;
+  if (round.last || (!move.problem.empty() && !next_tells)) {
+    take_last(a, step);
+    return false;
+  }
+  ++move.arrived;
+  say_taken(move, round);
+  import_round(a, move);
+  return true;
+}
+
+void kv_moves::take_last(const kv_arrival& a, std::uint64_t step) {
+  const auto& key = a.order.what.key;
+  const auto request = key.request;
+  auto move = arriving_.extract(key).mapped();
+  auto& problem = move.problem;
+  if (a.landing) engine_.drop_landing(request, std::move(a.landing->pages));
+  drop_landings(key);
   if (problem.empty())
-    if (auto r = engine_.finish_import(a.blob->bytes); !r) problem = r.error().text;
+    if (auto r = engine_.finish_import((*a.blob)->bytes); !r) problem = r.error().text;
   if (problem.empty()) {
-    pages_[request] = pages;
-    around_.tell(move_committed{round.key, step});
+    around_.tell(move_committed{key, step});
   } else {
     engine_.cancel_import(request);
-    around_.tell(move_rejected{round.key, problem});
+    around_.tell(move_rejected{key, problem});
   }
-  arriving_.erase(found);
 }
 
 void kv_moves::on(const engine_receive_cancel& m) {
-  if (arriving_.erase(m.key) > 0) {
-    drop_landing(m.key);
+  if (const auto move = arriving_.extract(m.key)) {
+    for (const auto& [number, a] : move.mapped().here)
+      if (a.landing) engine_.drop_landing(m.key.request, std::move(a.landing->pages));
+    drop_landings(m.key);
     engine_.cancel_import(m.key.request);
   }
   around_.tell(move_cancelled{m.key});

@@ -7,6 +7,7 @@
 #include "gpu/engine.hpp"
 #include "messages/catalog.hpp"
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -25,10 +26,11 @@ struct kv_landing {
   byte_string foot;
 };
 
-/// A round that was pulled, or why it was not.
+/// A round whose pull has begun, or that was pulled, or why it was not.
 struct kv_arrival {
   engine_receive_round order;
-  result<shared_bytes> blob; ///< empty where there is a landing
+  /// Nothing: on its way. Empty where there is a landing.
+  std::optional<result<shared_bytes>> blob;
   std::shared_ptr<kv_landing> landing = nullptr;
 };
 
@@ -48,8 +50,6 @@ public:
   };
   kv_moves(engine& model, surroundings around) : engine_(model), around_(std::move(around)) {}
 
-  /// A request that was admitted here needs so many pages wherever it runs.
-  void admitted(request_id request, std::uint32_t pages) { pages_[request] = pages; }
   /// A request has ended here; told to the rank when it was about to move.
   void ended(request_id request);
   /// Requests that stand still between two ranks. They count as live, or the group would stop
@@ -83,12 +83,14 @@ private:
     std::uint32_t full_made = 0;         ///< leading full pages that are in rounds made so far
     std::optional<round_of_pages> ahead; ///< made while the destination pulls the one before
     bool held = false;
-    std::string blob_name;
+    std::deque<std::string> blob_names; ///< on the shelf
     engine_move_ended figures;
   };
   struct arriving {
-    std::uint32_t pages = 0; ///< reserved
-    std::string problem;     ///< with a round that was said to be taken; the next one tells
+    std::string problem;           ///< with a round that was said to be taken; the next one tells
+    std::optional<kv_ready> begun; ///< a large round that is on its way
+    std::map<std::uint32_t, kv_arrival> here; ///< rounds that wait for those before them
+    std::uint32_t arrived = 0, told = 0;      ///< rounds that are here, that were said to be taken
   };
 
   std::uint32_t computed(request_id request) const;
@@ -96,23 +98,25 @@ private:
   result<round_of_pages> make_last(leaving& move, std::uint32_t number, std::uint64_t step);
   void finish(std::map<move_key, leaving>::iterator move, move_outcome how);
   void put_on_shelf(leaving& move, round_of_pages round);
-  void take_off_shelf(const std::string& name);
+  void take_off_shelf(leaving& move, std::size_t stay);
   std::uint32_t pages_per_round() const;
   void prepare_landing(const move_key& key);
-  void drop_landing(const move_key& key);
+  void drop_landings(const move_key& key);
+  void say_taken(arriving& move, const kv_ready& round);
   std::shared_ptr<kv_landing> take_landing(const kv_ready& what);
-  result<void> import_round(const kv_arrival& a);
+  void import_round(const kv_arrival& a, arriving& move);
+  bool take_next(arriving& move, std::uint64_t step);
+  void take_last(const kv_arrival& a, std::uint64_t step);
 
   engine& engine_;
   surroundings around_;
-  std::map<request_id, std::uint32_t> pages_; ///< of requests that are here
   std::map<move_key, leaving> leaving_;
   std::map<move_key, arriving> arriving_;
   std::vector<std::shared_ptr<round_of_pages>> taken_; ///< perhaps still being read
 
   mutable std::mutex mutex_; // guards what follows
   std::map<std::string, std::shared_ptr<round_of_pages>> shelf_;
-  std::map<move_key, page_landing> landings_; ///< for the next round of a move that arrives here
+  std::map<move_key, std::deque<page_landing>> landings_; ///< for the next rounds that arrive here
 };
 
 } // namespace adafloor

@@ -12,7 +12,6 @@
 #include "actors/sidecar_worker.hpp"
 #include "actors/step_log.hpp"
 #include "actors/trainer.hpp"
-#include "actors/turns.hpp"
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
 #include "actors/ucx_link.hpp"
@@ -419,7 +418,6 @@ node::~node() {
 
 int run_node(const node_options& options) {
   prctl(PR_SET_NAME, ("adafloor-" + std::to_string(options.rank)).c_str());
-  give_way(); // Before any thread starts; those that decode say otherwise.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGTERM, on_terminate);
   std::signal(SIGINT, on_terminate);

@@ -28,11 +28,6 @@ static_assert(sizeof(turns) == 48);
 
 } // namespace
 
-void give_way() {
-  const sched_param none{};
-  (void)::sched_setscheduler(0, SCHED_BATCH, &none);
-}
-
 void take_short_turns() {
   turns wish;
   errno = 0;

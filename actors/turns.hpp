@@ -4,13 +4,9 @@
 
 namespace adafloor {
 
-/// For threads whose work can wait for a moment, and all that they start: waking up does not
-/// interrupt a thread that runs.
-void give_way();
-
 /// For a thread that waits for messages many times in a millisecond: where it wakes, it need not
 /// let a thread of longer turns end its own, which may take milliseconds (Linux 6.12). Its share of
-/// the processor stays the same. Undoes `give_way`.
+/// the processor stays the same.
 void take_short_turns();
 
 } // namespace adafloor

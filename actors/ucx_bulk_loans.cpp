@@ -2,6 +2,8 @@
 #include "actors/single_copy.hpp"
 #include "actors/ucx_bulk_loop.hpp"
 
+#include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +16,9 @@ using namespace bulk;
 
 namespace {
 
-// At a time: some 60 us without a look at anything else.
+// At a time: some 60 us without a look at anything else. So much the owner reads itself.
 constexpr std::size_t copy_bytes = 256 << 10;
+constexpr int background_nice = 10;
 constexpr microseconds loan_grace{5'000'000};
 
 bool fills(const std::vector<lent_part>& parts, std::uint64_t length) {
@@ -87,7 +90,16 @@ void ucx_bulk::impl::on_loan(std::string_view bytes) {
   else
     r->goals.assign(into.rbegin(), into.rend());
   ++receives_pending;
-  copies.push_back(std::move(r));
+  if (h.length <= copy_bytes) {
+    copy_parts(*r, copy_bytes);
+    return on_copied(std::move(r));
+  }
+  {
+    std::lock_guard lock(copy_mutex);
+    to_copy.push_back(std::move(r));
+  }
+  copy_wanted.notify_one();
+  if (!copier.joinable()) copier = std::thread([this] { copy_loans(); });
 }
 
 void ucx_bulk::impl::on_loan_over(std::string_view bytes) {
@@ -102,14 +114,14 @@ void ucx_bulk::impl::on_loan_over(std::string_view bytes) {
   --serving_now;
 }
 
-// Reads on, up to `size` bytes, and sums them up while they are in the cache. False: the lender
-// cannot be read.
-bool ucx_bulk::impl::copy_parts(receiving& r, std::size_t size) {
+// Reads on, up to `size` bytes, and sums them up while they are in the cache.
+void ucx_bulk::impl::copy_parts(receiving& r, std::size_t size) {
   while (size > 0 && !r.parts.empty()) {
     auto& part = r.parts.back();
     auto& goal = r.goals.back();
     const std::size_t now = std::min({size, static_cast<std::size_t>(part.size), goal.size});
-    if (!read_neighbour(r.head.pid, part.address, goal.data, now)) return false;
+    r.readable = read_neighbour(r.head.pid, part.address, goal.data, now);
+    if (!r.readable) return;
     if (goal.digest != nullptr) r.digest.add(goal.data, now);
     size -= now;
     part.address += now;
@@ -121,30 +133,76 @@ bool ucx_bulk::impl::copy_parts(receiving& r, std::size_t size) {
     if (goal.digest != nullptr) *goal.digest = std::exchange(r.digest, {}).value();
     r.goals.pop_back();
   }
-  return true;
 }
 
-// Goes on with the oldest copy. True: there was one.
-bool ucx_bulk::impl::copy_some() {
-  if (copies.empty()) return false;
-  auto& r = *copies.front();
-  const bulk_head h = r.head;
-  const rank_id from{h.sender};
-  const auto it = fetches.find(h.request);
-  const bool wanted = it != fetches.end() && it->second.from == from;
-  const bool good = wanted && copy_parts(r, copy_bytes);
-  if (good && !r.parts.empty()) return true;
-  send_note(from, is_loan_over, head_for(from, h.request), "");
-  auto whole = std::move(copies.front());
-  copies.pop_front();
-  if (good || !wanted) {
-    on_received(std::move(whole), UCS_OK);
-  } else { // gone, or forbidden: UCX shall try
-    --receives_pending;
-    peers[from.value].unreadable = true;
-    send_request(h.request, it->second);
+// Large copies are background work: where processors are short, decode steps go first, and so do
+// the notes and small copies that they wait for.
+void ucx_bulk::impl::copy_loans() {
+  ::pthread_setname_np(::pthread_self(), "ucx_bulk_copy");
+  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), background_nice);
+  std::unique_lock lock(copy_mutex);
+  for (;;) {
+    copy_wanted.wait(lock, [this] { return copier_ends || !to_copy.empty(); });
+    if (copier_ends) return;
+    auto r = std::move(to_copy.front());
+    to_copy.pop_front();
+    copying = r.get();
+    lock.unlock();
+    while (r->readable && !r->parts.empty() && !r->unwanted)
+      copy_parts(*r, copy_bytes);
+    lock.lock();
+    copying = nullptr;
+    copied.push_back(std::move(r));
+    copy_over.notify_one();
+    wake();
   }
-  return true;
+}
+
+// True: there was one.
+bool ucx_bulk::impl::collect_copies() {
+  std::deque<std::unique_ptr<receiving>> done;
+  {
+    std::lock_guard lock(copy_mutex);
+    done.swap(copied);
+  }
+  const bool some = !done.empty();
+  for (; !done.empty(); done.pop_front())
+    on_copied(std::move(done.front()));
+  return some;
+}
+
+void ucx_bulk::impl::on_copied(std::unique_ptr<receiving> r) {
+  const bulk_head h = r->head;
+  const rank_id from{h.sender};
+  send_note(from, is_loan_over, head_for(from, h.request), "");
+  const auto it = fetches.find(h.request);
+  if (r->readable || it == fetches.end()) return on_received(std::move(r), UCS_OK);
+  --receives_pending; // The lender is gone, or it is forbidden: UCX shall try.
+  peers[from.value].unreadable = true;
+  send_request(h.request, it->second);
+}
+
+// Nothing is written any more for a fetch that has ended.
+void ucx_bulk::impl::stop_copy(std::uint64_t request) {
+  std::unique_lock lock(copy_mutex);
+  const auto is_it = [&](const auto& r) { return r->head.request == request; };
+  const auto waiting = std::find_if(to_copy.begin(), to_copy.end(), is_it);
+  if (waiting != to_copy.end()) {
+    copied.push_back(std::move(*waiting));
+    to_copy.erase(waiting);
+  } else if (copying != nullptr && copying->head.request == request) {
+    copying->unwanted = true;
+    copy_over.wait(lock, [&] { return copying == nullptr || copying->head.request != request; });
+  }
+}
+
+void ucx_bulk::impl::end_copier() {
+  {
+    std::lock_guard lock(copy_mutex);
+    copier_ends = true;
+  }
+  copy_wanted.notify_one();
+  if (copier.joinable()) copier.join();
 }
 
 void ucx_bulk::impl::end_loans(rank_id to) {

@@ -5,7 +5,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +20,6 @@ constexpr unsigned message_id = 10;
 constexpr std::size_t small_bytes_max = 8 << 10;
 constexpr std::size_t key_bytes_max = 4 << 10;
 constexpr std::size_t early_max = 64;
-constexpr int background_nice = 10;
 
 } // namespace
 
@@ -303,6 +301,7 @@ void ucx_bulk::impl::finish(std::uint64_t request, result<pooled_buffer> outcome
   fetching f = std::move(it->second);
   fetches.erase(it);
   if (f.asked) --in_flight;
+  stop_copy(request);
   if (outcome && *outcome && !f.into.empty()) outcome = scatter(std::move(*outcome), f);
   if (outcome) {
     ++counts.fetched;
@@ -459,14 +458,12 @@ void ucx_bulk::impl::run() {
   sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the main thread's business
   ::pthread_setname_np(::pthread_self(), "ucx_bulk");
-  // Copies are background work: where processors are short, decode steps go first.
-  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), background_nice);
   int refused_arms = 0;
   for (;;) {
     bool busy = take_work();
     for (int i = 0; i < 64 && worker->progress() > 0; ++i)
       busy = true;
-    busy = copy_some() || busy;
+    busy = collect_copies() || busy;
     expire(clock_now());
     for (std::uint32_t r = 0; r < o.world_size; ++r)
       look_after(rank_id{r});
@@ -501,9 +498,11 @@ void ucx_bulk::impl::wind_up() {
     finish(request,
            fail(error_code::aborted, what(fetches.at(request).from, fetches.at(request).key)
                                          + ": the transfers of this process were closed"));
+  collect_copies();
   for (int i = 0; receives_pending > 0 && i < 200; ++i) // they write into buffers
     if (worker->progress() == 0) ::poll(nullptr, 0, 1);
   worker.reset();
+  end_copier();
 }
 
 } // namespace adafloor

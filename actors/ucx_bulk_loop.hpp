@@ -4,6 +4,8 @@
 #include "actors/ucx_worker.hpp"
 #include "gpu/digest.hpp"
 
+#include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -96,6 +98,8 @@ struct ucx_bulk::impl {
     std::vector<lent_part> parts{};   // lent: what is still to be read, the next one last
     std::vector<bytes_place> goals{}; // lent: where to, alike
     wide_digest digest{};             // of what is in the present goal
+    bool readable = true;             // lent: until reading failed
+    std::atomic<bool> unwanted{false};
     static void done(void* request, ucs_status_t status, std::size_t size, void* argument);
   };
 
@@ -107,6 +111,10 @@ struct ucx_bulk::impl {
                      std::vector<bytes_place> into);
   void wake();
   void stop();
+
+  // The copier's thread.
+  void copy_loans();
+  static void copy_parts(receiving& r, std::size_t size);
 
   // Owner thread.
   void run();
@@ -130,8 +138,10 @@ struct ucx_bulk::impl {
   ucs_status_t on_large_answer(const bulk_head& h, void* descriptor, std::size_t size);
   void on_loan(std::string_view bytes);
   void on_loan_over(std::string_view bytes);
-  bool copy_some();
-  static bool copy_parts(receiving& r, std::size_t size);
+  bool collect_copies();
+  void on_copied(std::unique_ptr<receiving> r);
+  void stop_copy(std::uint64_t request);
+  void end_copier();
   static result<pooled_buffer> scatter(pooled_buffer whole, const fetching& f);
   void lend(rank_id to, bulk_head reply, const bulk_head& asked, shared_bytes bytes);
   void end_loans(rank_id to);
@@ -157,13 +167,19 @@ struct ucx_bulk::impl {
   bool stopping = false, stopped = false;
   bulk_stats stats;
 
+  std::mutex copy_mutex; // up to the next line with a comment
+  std::condition_variable copy_wanted, copy_over;
+  std::deque<std::unique_ptr<receiving>> to_copy, copied;
+  receiving* copying = nullptr;
+  bool copier_ends = false;
+  std::thread copier; // begun with the first large loan
+
   std::vector<peer> peers; // the owner's, like all below
   std::map<std::uint64_t, fetching> fetches;
   std::deque<std::uint64_t> queue; // fetches that were not asked yet
   std::size_t in_flight = 0, serving_now = 0, receives_pending = 0;
   std::uint64_t next_request = 1;
   std::map<std::pair<std::uint32_t, std::uint64_t>, loan> loans; // by rank and request
-  std::deque<std::unique_ptr<receiving>> copies;                 // of lent bytes
   std::deque<std::string> early; // requests of ranks that are not connected yet
   bulk_stats counts;             // the owner's copy
 };

@@ -50,9 +50,10 @@ struct engine_options {
   std::uint32_t kv_pages = 1024;      ///< capacity of the KV pool
   std::uint32_t max_num_seqs = 64;    ///< requests that run at the same time
   std::uint32_t prefill_budget = 256; ///< prompt tokens computed per step, all requests together
-  /// Response tokens for which pages are promised at admission; 0: the whole max_tokens, then
-  /// nothing is ever preempted. Otherwise a request that outgrows the promise takes free pages,
-  /// and when there are none the latest admitted request is preempted (counted, recomputed).
+  /// Response tokens for which pages are promised at admission and before a move; 0: the whole
+  /// max_tokens, then nothing is ever preempted. Otherwise a request that outgrows the promise
+  /// takes free pages, and when there are none the latest admitted request is preempted (counted,
+  /// recomputed).
   std::uint32_t reserved_response_tokens = 0;
   /// Bound on resident experts (each counts once, with all its layers); 0: no bound.
   std::uint32_t expert_slots = 0;
@@ -373,10 +374,12 @@ public:
   /// Promises `pages` pages and a sequence slot. Errors: busy when they are not there, bad_input
   /// for a known id.
   result<void> begin_import(request_id id, std::uint32_t pages);
-  /// Pages that begin_import must ask for, for a request of this size.
-  std::uint32_t pages_for(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const;
-  /// `blob`: the pages of a loan, in order, and then its foot. Errors: bad_input for damage,
-  /// another model or version, or a page out of bounds.
+  /// Pages that begin_import must ask for, elsewhere, for a request of this rank: by the rule of
+  /// admission, and at least those of the tokens that it has. Errors: bad_input for an unknown id.
+  result<std::uint32_t> pages_to_move(request_id id) const;
+  /// `blob`: the pages of a loan, in order, and then its foot. A request that has outgrown what
+  /// was promised takes free pages. Errors: bad_input for damage, another model or version; busy
+  /// when there is no page.
   result<void> import_pages(request_id id, bytes_view blob);
   /// Pages that the import was promised, at most `count`; none for an unknown id.
   page_landing open_landing(request_id id, std::uint32_t count);

@@ -206,8 +206,10 @@ result<void> engine::begin_import(request_id id, std::uint32_t pages) {
   return {};
 }
 
-std::uint32_t engine::pages_for(std::uint32_t prompt_tokens, std::uint32_t max_tokens) const {
-  return state_->pages_for(std::uint64_t{prompt_tokens} + max_tokens);
+result<std::uint32_t> engine::pages_to_move(request_id id) const {
+  auto* r = state_->find(id);
+  if (!r) return unknown(id);
+  return state_->reservation_of(*r);
 }
 
 namespace {
@@ -217,11 +219,15 @@ result<void> take_page(device& computer, kv_pool& pool, request_id id, pending_i
                        std::pair<std::uint32_t, const std::byte*> page) {
   const auto index = page.first;
   if (import.pages.count(index) == 0) {
-    if (import.promised == 0)
-      return bad_input(label(id) + ": page " + std::to_string(index)
-                       + " is more than the import asked for");
-    --import.promised;
-    import.pages[index] = pool.take_promised();
+    const auto promised = import.promised > 0;
+    const auto taken = promised ? pool.take_promised() : pool.take_available();
+    if (!taken)
+      return fail(error_code::busy, label(id) + ": page " + std::to_string(index)
+                                        + " is more than the import asked for, and none of the "
+                                        + std::to_string(pool.usage().capacity)
+                                        + " KV pages is free; try again later");
+    import.promised -= promised ? 1 : 0;
+    import.pages[index] = *taken;
   }
   const auto here = import.pages[index];
   std::memcpy(pool.data(here), page.second, pool.layout().page_floats() * sizeof(float));
@@ -408,8 +414,7 @@ result<void> engine::import_request(bytes_view blob) {
   if (!head) return tl::unexpected(head.error());
   auto r = get_request(in, head->id);
   if (!in.ok()) return bad_input(label(head->id) + ": remainder is damaged");
-  if (auto ok = begin_import(head->id, pages_for(r.prompt_tokens, r.spec.max_tokens)); !ok)
-    return ok;
+  if (auto ok = begin_import(head->id, s.reservation_of(r)); !ok) return ok;
   auto ok = finish_import(blob);
   if (!ok) cancel_import(head->id);
   return ok;

@@ -27,17 +27,22 @@ shared_page_key key_of(const live_request& r, std::uint32_t index) {
 
 } // namespace
 
+/// Pages that are promised to a request before it runs here, whether it is new or has moved.
+std::uint32_t engine::state::reservation_of(const live_request& r) const {
+  auto reserved = options.reserved_response_tokens == 0
+                      ? r.spec.max_tokens
+                      : std::min(r.spec.max_tokens, options.reserved_response_tokens);
+  return pages_for(
+      std::max<std::uint64_t>(r.prompt_tokens + std::uint64_t{reserved}, r.tokens.size()));
+}
+
 /// First come, first served: a request that does not fit holds back those behind it.
 void engine::state::admit() {
   while (!waiting.empty() && running.size() + imports.size() < options.max_num_seqs) {
     auto& r = *waiting.front();
-    auto reserved = options.reserved_response_tokens == 0
-                        ? r.spec.max_tokens
-                        : std::min(r.spec.max_tokens, options.reserved_response_tokens);
-    auto positions =
-        std::max<std::uint64_t>(r.prompt_tokens + std::uint64_t{reserved}, r.tokens.size());
-    if (!pool->promise(pages_for(positions))) return;
-    r.promised = pages_for(positions);
+    const auto pages = reservation_of(r);
+    if (!pool->promise(pages)) return;
+    r.promised = pages;
     r.state = request_progress::running;
     if (std::exchange(r.preempted, false)) counters.recomputed_tokens += r.tokens.size();
     running.push_back(&r);

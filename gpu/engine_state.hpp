@@ -77,6 +77,7 @@ struct engine::state {
   request_output output_of(live_request& r, stop_reason stop) const;
 
   // engine_schedule.cpp
+  std::uint32_t reservation_of(const live_request& r) const;
   struct chunk {
     live_request* request = nullptr;
     std::uint32_t rows = 0;

@@ -81,11 +81,7 @@ struct pair_of_ranks : engine_world {
     };
     d.moves = std::make_unique<kv_moves>(at(rank), around);
   }
-  void admit(const request_spec& spec) {
-    const auto prompt = static_cast<std::uint32_t>(spec.prompt.size());
-    must(at(0).add_request(spec));
-    source.moves->admitted(spec.id, at(0).pages_for(prompt, spec.max_tokens));
-  }
+  void admit(const request_spec& spec) { must(at(0).add_request(spec)); }
   void decode(int count) {
     for (int i = 0; i < count; ++i, ++steps)
       for (auto& out : step())
@@ -108,7 +104,11 @@ struct pair_of_ranks : engine_world {
   }
   void deliver(const kv_ready& what) {
     taker.moves->pull({what, rank_id{0}});
-    taker.moves->take(taker.arrivals.back(), steps);
+    arrive();
+  }
+  void arrive() {
+    for (; !taker.arrivals.empty(); taker.arrivals.pop_front())
+      taker.moves->take(taker.arrivals.front(), steps);
   }
   /// Rounds, with `between` steps after each, up to the last, which is not delivered yet.
   kv_ready copy(int between) {
@@ -207,14 +207,56 @@ BOOST_AUTO_TEST_CASE(a_round_that_is_lost_or_damaged_leaves_nothing_behind) {
     world.deliver(world.round(0));
     (lost ? world.cut : world.damage) = true;
     world.deliver(world.round(1));
-    if (!lost)
-      world.deliver(world.round(2)); // the damage was seen after round 1 was said to be taken
+    world.deliver(world.round(2)); // round 1 had been said to be taken
     BOOST_TEST(contains(world.taker.newest<move_rejected>().text, lost ? "cut" : "checksum"));
     BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
     world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
     world.decode_to_the_end();
     world.check_nothing_left();
   }
+}
+
+BOOST_AUTO_TEST_CASE(rounds_that_overtake_each_other_are_taken_in_order) {
+  const std::vector<request_spec> specs{sample(1, 60, 40)};
+  pair_of_ranks world;
+  world.admit(specs[0]);
+  world.decode(5);
+  world.offer();
+  const auto pull = [&](std::uint32_t number) {
+    world.taker.moves->pull({world.round(number), rank_id{0}});
+    auto arrived = std::move(world.taker.arrivals);
+    world.taker.arrivals.clear();
+    return arrived;
+  };
+  const auto take = [&](const kv_arrival& a) { world.taker.moves->take(a, world.steps); };
+  const auto first = pull(0);
+  BOOST_REQUIRE(first.size() == 2u);
+  take(first[0]); // on its way: the next one may be made
+  BOOST_TEST(world.taker.all<kv_taken>().size() == 1u);
+  const auto second = pull(1);
+  for (const auto& a : second)
+    take(a);
+  BOOST_TEST(world.taker.all<kv_taken>().size() == 1u);
+  take(first[1]);
+  BOOST_TEST(world.taker.all<kv_taken>().size() == 2u);
+  for (std::uint32_t number = 2; world.taker.all<move_committed>().empty(); ++number)
+    world.deliver(world.round(number));
+  world.source.moves->on(engine_move_end{world.key, move_outcome::moved});
+  world.decode_to_the_end();
+  BOOST_TEST(same_bits(undisturbed(specs), world.outputs));
+  world.check_nothing_left();
+}
+
+BOOST_AUTO_TEST_CASE(a_small_round_that_is_lost_ends_the_move_at_once) {
+  pair_of_ranks world(std::uint64_t{8} << 20);
+  world.admit(sample(1, 60, 30));
+  world.decode(5);
+  world.offer();
+  world.cut = true;
+  world.deliver(world.round(0));
+  BOOST_TEST(contains(world.taker.newest<move_rejected>().text, "cut"));
+  BOOST_TEST(world.taker.all<kv_taken>().empty());
+  BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
 }
 
 BOOST_AUTO_TEST_CASE(a_request_that_ends_in_the_middle_is_not_moved) {
@@ -244,7 +286,7 @@ BOOST_AUTO_TEST_CASE(what_arrives_after_it_was_given_back_is_dropped) {
   const auto first = world.round(0);
   world.taker.moves->pull({first, rank_id{0}});
   world.taker.moves->on(engine_receive_cancel{world.key});
-  world.taker.moves->take(world.taker.arrivals.back(), world.steps);
+  world.arrive();
   BOOST_TEST(world.taker.all<kv_taken>().empty());
   BOOST_TEST(world.at(1).kv().promised + world.at(1).kv().used == 0u);
 }
@@ -260,6 +302,31 @@ BOOST_AUTO_TEST_CASE(a_destination_without_room_refuses) {
   BOOST_TEST(contains(world.taker.newest<move_refused>().text, "KV pages"));
 }
 
+BOOST_AUTO_TEST_CASE(a_move_asks_for_no_more_room_than_admission_does) {
+  engine_options tight;
+  tight.kv_pages = 8;
+  tight.reserved_response_tokens = kv_page_tokens;
+  const std::vector<request_spec> specs{sample(1, 20, 90)};
+  for (const int steps : {3, 60}) { // with its promise, and when it has outgrown that
+    pair_of_ranks world(small_rounds, tight);
+    must(world.at(1).add_request(sample(9, 20, 12)));
+    world.admit(specs[0]);
+    world.decode(steps);
+    world.offer();
+    const auto asked = world.source.newest<engine_move_offer>().pages;
+    BOOST_TEST(asked == (steps == 3 ? 3u : 5u));
+    const auto last = world.copy(1);
+    world.deliver(last);
+    BOOST_TEST(world.taker.all<move_committed>().size() == 1u);
+    world.source.moves->on(engine_move_end{world.key, move_outcome::moved});
+    world.decode_to_the_end();
+    auto outputs = world.outputs;
+    outputs.erase(request_id{9});
+    BOOST_TEST(same_bits(undisturbed(specs), outputs));
+    world.check_nothing_left();
+  }
+}
+
 BOOST_AUTO_TEST_CASE(lent_pages_stay_whole_while_they_are_read_and_then_go_back) {
   pair_of_ranks world;
   auto& from = world.at(0);
@@ -273,10 +340,12 @@ BOOST_AUTO_TEST_CASE(lent_pages_stay_whole_while_they_are_read_and_then_go_back)
   byte_string before(reading->size()), after(reading->size());
   reading->copy_to(before.data());
   BOOST_TEST(before.size() > from.facts().kv_page_bytes);
-  world.round(1); // says that round 0 was taken
+  world.round(1);
+  BOOST_TEST(world.source.moves->shelved(name).has_value()); // may be asked for late
+  world.round(2); // says that round 1 was taken, and so was round 0
   BOOST_TEST(contains(text_of(world.source.moves->shelved(name)), "not offered"));
   world.source.moves->on(engine_move_end{world.key, move_outcome::given_up});
-  BOOST_TEST(!world.source.moves->shelved(kv_blob_name(world.key, 1)).has_value());
+  BOOST_TEST(!world.source.moves->shelved(kv_blob_name(world.key, 2)).has_value());
   world.taker.moves->on(engine_receive_cancel{world.key});
   world.decode_to_the_end();
   BOOST_TEST(from.kv().used == 1u); // the page that is being read

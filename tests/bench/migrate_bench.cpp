@@ -95,7 +95,6 @@ int source(std::uint32_t pages, std::uint32_t page_bytes) {
       brief.max_tokens = 1;
       must(model->add_request(spec));
       must(model->add_request(brief));
-      d.moves->admitted(spec.id, pages + 1);
       must(model->step(nullptr, {}));
       d.moves->on(engine_move_begin{{rollout_id{1}, spec.id, number}});
       std::cout << pages + 1 << std::endl;

@@ -195,7 +195,7 @@ BOOST_AUTO_TEST_CASE(migration_in_pieces_keeps_tokens_and_is_paid_for) {
   for (const auto& r : from.requests()) {
     if (r.state != request_progress::running || moved == 3) continue;
     const auto pages = must(from.full_pages(r.id));
-    must(to.begin_import(r.id, to.pages_for(r.prompt_tokens, length_of(r.id.value))));
+    must(to.begin_import(r.id, must(from.pages_to_move(r.id))));
     must(to.import_pages(r.id, view(pages_of(from, r.id, 0, pages))));
     must(to.finish_import(view(must(from.export_remainder(r.id, pages)))));
     must(from.release_exported(r.id));

@@ -384,7 +384,7 @@ BOOST_AUTO_TEST_CASE(damaged_and_foreign_request_blobs) {
   auto busy = to.begin_import(request_id{1}, 5000);
   BOOST_REQUIRE(!busy);
   BOOST_TEST((busy.error().code == error_code::busy));
-  must(to.begin_import(request_id{1}, to.pages_for(7, 60)));
+  must(to.begin_import(request_id{1}, must(world.at(0).pages_to_move(request_id{1}))));
   BOOST_TEST(contains(text_of(to.begin_import(request_id{1}, 1)), "already here"));
   must(to.import_pages(request_id{1}, view(pages)));
   auto damaged = pages;

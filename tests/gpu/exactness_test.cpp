@@ -146,7 +146,7 @@ BOOST_AUTO_TEST_CASE(paged_export_while_decoding) {
   for (const auto& request : world.at(0).requests())
     if (request.id.value >= 3) sent[request.id] = 0;
   for (auto& [id, pages] : sent)
-    must(world.at(1).begin_import(id, world.at(1).pages_for(7, 90)));
+    must(world.at(1).begin_import(id, must(world.at(0).pages_to_move(id))));
   for (int round = 0; round < 3; ++round) {
     for (auto& [id, pages] : sent) {
       auto full = world.at(0).full_pages(id);
