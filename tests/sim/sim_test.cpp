@@ -2,8 +2,7 @@
 // SEEDS=A..B chooses the seeds, LEASE_SEEDS=A..B those of the worlds that are about leases, TRACE=1
 // prints every message of them.
 #define BOOST_TEST_MODULE sim
-#include "tests/sim/world_mail.hpp"
-#include "tests/sim/world_parts.hpp"
+#include "planner/sim/world.hpp"
 
 #include <boost/test/unit_test.hpp>
 

@@ -1,7 +1,6 @@
-#pragma once
 // How the engine of a simulated rank gives requests away and takes them: a "page" is the KV of four
 // tokens, and what arrives is what was on the source's shelf.
-#include "tests/sim/models.hpp"
+#include "planner/sim/models.hpp"
 
 #include <algorithm>
 
@@ -9,14 +8,14 @@ namespace adafloor::sim {
 
 constexpr std::uint32_t model_page_tokens = 4, model_round_pages = 3;
 
-inline engine_model::running_request* engine_model::find(request_id id) {
+engine_model::running_request* engine_model::find(request_id id) {
   for (auto& r : requests_)
     if (r.spec.id == id && !r.done) return &r;
   return nullptr;
 }
 
 /// Whether it was about a move.
-inline bool engine_model::handle_move(const any_message& order) {
+bool engine_model::handle_move(const any_message& order) {
   if (auto* round = std::get_if<engine_receive_round>(&order)) {
     world_.fetch_round(self_, round->from, round->what,
                        [this, what = round->what](const std::optional<kv_blob>& blob) {
@@ -31,7 +30,7 @@ inline bool engine_model::handle_move(const any_message& order) {
   return true;
 }
 
-inline void engine_model::at_boundary(const any_message& order) {
+void engine_model::at_boundary(const any_message& order) {
   if (auto* begin = std::get_if<engine_move_begin>(&order))
     offer(begin->key);
   else if (auto* next = std::get_if<engine_move_round>(&order))
@@ -46,7 +45,7 @@ inline void engine_model::at_boundary(const any_message& order) {
 
 // --- the source
 
-inline void engine_model::offer(const move_key& key) {
+void engine_model::offer(const move_key& key) {
   leaving_[key].figures.key = key;
   const auto* r = find(key.request);
   if (!r) return conclude_move(key, move_outcome::finished);
@@ -54,7 +53,7 @@ inline void engine_model::offer(const move_key& key) {
   say(engine_move_offer{key, r->spec.max_tokens / model_page_tokens + 1});
 }
 
-inline void engine_model::make_round(const engine_move_round& order) {
+void engine_model::make_round(const engine_move_round& order) {
   const auto found = leaving_.find(order.key);
   if (found == leaving_.end()) return; // has ended here
   auto& move = found->second;
@@ -79,13 +78,13 @@ inline void engine_model::make_round(const engine_move_round& order) {
   shelf_[order.key] = {order.round, std::move(blob)};
 }
 
-inline std::optional<kv_blob> engine_model::shelved(const kv_ready& round) const {
+std::optional<kv_blob> engine_model::shelved(const kv_ready& round) const {
   const auto found = shelf_.find(round.key);
   if (found == shelf_.end() || found->second.first != round.round) return {};
   return found->second.second;
 }
 
-inline void engine_model::end_move(const engine_move_end& order) {
+void engine_model::end_move(const engine_move_end& order) {
   if (leaving_.count(order.key) == 0) return; // has ended here
   auto* r = find(order.key.request);
   const auto before = live_;
@@ -100,7 +99,7 @@ inline void engine_model::end_move(const engine_move_end& order) {
   if (live_ != before) report_progress();
 }
 
-inline void engine_model::conclude_move(const move_key& key, move_outcome how) {
+void engine_model::conclude_move(const move_key& key, move_outcome how) {
   auto figures = leaving_[key].figures;
   figures.outcome = how;
   leaving_.erase(key);
@@ -110,7 +109,7 @@ inline void engine_model::conclude_move(const move_key& key, move_outcome how) {
 
 // --- the destination
 
-inline void engine_model::reserve(const engine_receive_begin& order) {
+void engine_model::reserve(const engine_receive_begin& order) {
   demand(!find(order.key.request), "I3", "a request moves to where it is");
   if (world_.rng.chance(world_.faults().no_room))
     return say(move_refused{order.key, "planted lack of room"});
@@ -118,7 +117,7 @@ inline void engine_model::reserve(const engine_receive_begin& order) {
   say(move_accepted{order.key});
 }
 
-inline void engine_model::take(const kv_ready& what, const std::optional<kv_blob>& blob) {
+void engine_model::take(const kv_ready& what, const std::optional<kv_blob>& blob) {
   const auto found = arriving_.find(what.key);
   if (found == arriving_.end()) return; // given back meanwhile
   if (!blob) {
@@ -137,7 +136,7 @@ inline void engine_model::take(const kv_ready& what, const std::optional<kv_blob
   report_progress();
 }
 
-inline void engine_model::give_back(const move_key& key) {
+void engine_model::give_back(const move_key& key) {
   arriving_.erase(key);
   say(move_cancelled{key});
 }

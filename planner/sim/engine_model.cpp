@@ -1,13 +1,11 @@
-#pragma once
-// The engine of a simulated rank: see models.hpp. Its part in moves: engine_moves_model.hpp.
 #include "planner/protocol/expert_placement.hpp"
-#include "tests/sim/models.hpp"
+#include "planner/sim/models.hpp"
 
 #include <algorithm>
 
 namespace adafloor::sim {
 
-inline std::vector<token_id> true_tokens(const rollout_request& request) {
+std::vector<token_id> true_tokens(const rollout_request& request) {
   const auto draw = mix(request.random_key, 17);
   const std::uint64_t span = draw % 4 == 0 ? request.max_tokens : request.max_tokens / 4 + 1;
   const auto length = 1 + (draw >> 8) % std::max<std::uint64_t>(span, 1);
@@ -17,8 +15,8 @@ inline std::vector<token_id> true_tokens(const rollout_request& request) {
   return tokens;
 }
 
-inline engine_model::engine_model(host& world, rank_id self, std::uint32_t world_size,
-                                  std::uint32_t experts, epoch_id epoch)
+engine_model::engine_model(host& world, rank_id self, std::uint32_t world_size,
+                           std::uint32_t experts, epoch_id epoch)
   : world_(world), self_(self), owners_(home_owners(experts, world_size)), epoch_(epoch),
     ready_epoch_(epoch) {
   for (std::uint32_t r = 0; r < world_size; ++r)
@@ -31,30 +29,30 @@ inline engine_model::engine_model(host& world, rank_id self, std::uint32_t world
   log_.tokens_max = 50;
 }
 
-inline std::uint32_t engine_model::resident_count() const {
+std::uint32_t engine_model::resident_count() const {
   return static_cast<std::uint32_t>(std::count(resident_.begin(), resident_.end(), true));
 }
 
-inline std::uint32_t engine_model::home_or_owned() const {
+std::uint32_t engine_model::home_or_owned() const {
   std::uint32_t count = 0;
   for (std::size_t e = 0; e < owners_.size(); ++e)
     count += home_[e] || (member_ && owners_[e] == self_);
   return count;
 }
 
-inline void engine_model::say(any_message message) {
+void engine_model::say(any_message message) {
   const auto to = role_at(self_, role_kind::rank);
   world_.tell({role_at(self_, role_kind::engine), to, {}, {}, std::move(message)},
               world_.rng.delay(0, 300));
 }
 
-inline void engine_model::become(rank_state state) {
+void engine_model::become(rank_state state) {
   if (state == state_) return;
   state_ = state;
   say(engine_state{rollout_, state, world_.clock(self_.value), step_});
 }
 
-inline void engine_model::handle(const any_message& order) {
+void engine_model::handle(const any_message& order) {
   if (broken_) return;
   if (auto* admit_order = std::get_if<engine_admit>(&order))
     admit(*admit_order);
@@ -78,13 +76,13 @@ inline void engine_model::handle(const any_message& order) {
     broken_ = true;
 }
 
-inline void engine_model::fail() {
+void engine_model::fail() {
   if (broken_) return;
   broken_ = true;
   say(engine_failed{self_, false, "planted engine failure"});
 }
 
-inline void engine_model::admit(const engine_admit& order) {
+void engine_model::admit(const engine_admit& order) {
   demand(member_ && quiescent_, "I6", "requests admitted on a rank that cannot serve them");
   demand(!moves_left(), "I9", "requests are admitted while old ones still move");
   if (rollout_ != order.rollout) {
@@ -99,7 +97,7 @@ inline void engine_model::admit(const engine_admit& order) {
   live_ += static_cast<std::uint32_t>(order.requests.size());
 }
 
-inline void engine_model::start(const engine_start& order) {
+void engine_model::start(const engine_start& order) {
   demand(member_ && quiescent_ && rollout_ == order.rollout, "I1",
          "started outside of the group, or twice");
   quiescent_ = false;
@@ -107,7 +105,7 @@ inline void engine_model::start(const engine_start& order) {
   begin_step();
 }
 
-inline void engine_model::begin_step() {
+void engine_model::begin_step() {
   for (auto& work : std::exchange(deferred_, {}))
     work();
   become(live_ > 0 ? rank_state::busy : rank_state::dummy);
@@ -120,7 +118,7 @@ inline void engine_model::begin_step() {
 }
 
 /// Every member reads the same headers, so every member decides the same.
-inline void engine_model::read_headers(const step_headers& all) {
+void engine_model::read_headers(const step_headers& all) {
   if (broken_) return;
   bool any_live = false, all_ready = true;
   for (const auto& h : all) {
@@ -140,7 +138,7 @@ inline void engine_model::read_headers(const step_headers& all) {
                [this, all_ready] { finish_step(all_ready); });
 }
 
-inline void engine_model::stop_quietly() {
+void engine_model::stop_quietly() {
   quiescent_ = true;
   log_tokens(true);
   become(rank_state::idle);
@@ -149,12 +147,12 @@ inline void engine_model::stop_quietly() {
   if (ready_epoch_ > epoch_) switch_epoch(microseconds{0});
 }
 
-inline void engine_model::log_tokens(bool all) {
+void engine_model::log_tokens(bool all) {
   while (auto batch = next_batch(log_, all, time_point{world_.clock(self_.value)}))
     say(std::move(*batch));
 }
 
-inline void engine_model::finish_step(bool all_ready) {
+void engine_model::finish_step(bool all_ready) {
   if (broken_) return;
   if (!member_) return; // only a planted bug makes a member leave in the middle of a step
   ++step_;
@@ -187,11 +185,11 @@ inline void engine_model::finish_step(bool all_ready) {
   become(rank_state::idle);
 }
 
-inline void engine_model::report_progress() {
+void engine_model::report_progress() {
   say(rank_progress{rollout_, epoch_, step_, live_, finished_, generated_});
 }
 
-inline void engine_model::switch_epoch(microseconds pause) {
+void engine_model::switch_epoch(microseconds pause) {
   demand(prepared_ && prepared_->done && prepared_->plan.epoch == ready_epoch_, "I1",
          "switch to an epoch that is not prepared");
   epoch_ = ready_epoch_;
@@ -205,7 +203,7 @@ inline void engine_model::switch_epoch(microseconds pause) {
   say(switched{epoch_, step_, pause});
 }
 
-inline void engine_model::prepare(const engine_prepare& plan) {
+void engine_model::prepare(const engine_prepare& plan) {
   demand(!prepared_, "I9", "a second transition is prepared while one is reserved");
   demand(plan.epoch > epoch_, "I7", "an old epoch is prepared");
   prepared_ = preparation{plan, {}, false};
@@ -220,7 +218,7 @@ inline void engine_model::prepare(const engine_prepare& plan) {
                [this, epoch = plan.epoch] { finish_prepare(epoch); });
 }
 
-inline void engine_model::finish_prepare(epoch_id epoch) {
+void engine_model::finish_prepare(epoch_id epoch) {
   if (broken_ || !prepared_ || prepared_->plan.epoch != epoch) return; // aborted meanwhile
   auto& p = *prepared_;
   const bool restore = p.plan.members.size() > members_.size() || !member_;
@@ -245,7 +243,7 @@ inline void engine_model::finish_prepare(epoch_id epoch) {
   say(done);
 }
 
-inline void engine_model::abort(epoch_id epoch) {
+void engine_model::abort(epoch_id epoch) {
   if (!prepared_ || prepared_->plan.epoch != epoch) return;
   demand(ready_epoch_ < epoch, "I1", "a committed transition is taken back");
   for (auto e : prepared_->pulled)
@@ -253,7 +251,7 @@ inline void engine_model::abort(epoch_id epoch) {
   prepared_.reset();
 }
 
-inline void engine_model::commit(epoch_id epoch) {
+void engine_model::commit(epoch_id epoch) {
   demand(prepared_ && prepared_->done && prepared_->plan.epoch == epoch, "I1",
          "commit of an epoch that is not prepared");
   ready_epoch_ = epoch;
@@ -263,12 +261,12 @@ inline void engine_model::commit(epoch_id epoch) {
   if (quiescent_ || !member_ || early) switch_epoch(microseconds{0});
 }
 
-inline void engine_model::settle() {
+void engine_model::settle() {
   for (std::uint32_t e = 0; e < owners_.size(); ++e)
     resident_[e] = home_[e] || (member_ && owners_[e] == self_);
 }
 
-inline void engine_model::load(const update_weights& order) {
+void engine_model::load(const update_weights& order) {
   const bool refuses = world_.rng.chance(world_.faults().weights_refusal);
   world_.after(self_.value, world_.rng.delay(1'000, 80'000), [this, order, refuses] {
     if (refuses) return say(weights_refused{order.version, "planted refusal"});

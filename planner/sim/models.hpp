@@ -3,7 +3,7 @@
 // (protocols.md section 2), a worker of auxiliary work, a recorder with a slow disk.
 #include "planner/protocol/machine.hpp"
 #include "planner/protocol/token_batcher.hpp"
-#include "tests/sim/network.hpp"
+#include "planner/sim/network.hpp"
 
 #include <functional>
 #include <memory>

@@ -1,10 +1,10 @@
-#pragma once
 // Bugs that a test plants in a world around the real machines, to see that the checkers notice.
-#include "tests/sim/world.hpp"
+#include "planner/protocol/expert_placement.hpp"
+#include "planner/sim/world.hpp"
 
 namespace adafloor::sim {
 
-inline const char* name_of(mutant m) {
+const char* name_of(mutant m) {
   switch (m) {
   case mutant::none:
     return "none";
@@ -63,7 +63,7 @@ inline const char* name_of(mutant m) {
 }
 
 /// Changes the receiving machine before it sees `message`.
-inline void world::plant_before(const envelope& message) {
+void world::plant_before(const envelope& message) {
   if (bug == mutant::none) return;
   auto& n = nodes[message.to.rank.value];
   if (bug == mutant::rank_forgets_aborted_epochs) {
@@ -105,7 +105,7 @@ inline void world::plant_before(const envelope& message) {
 }
 
 /// Changes what the receiving machine wants sent after it saw `message`.
-inline void world::plant(const envelope& message, effects& out) {
+void world::plant(const envelope& message, effects& out) {
   if (bug == mutant::none) return;
   const auto self = message.to;
   if (bug == mutant::kept_before_durable && self.role == role_kind::planner) {
@@ -158,7 +158,7 @@ inline void world::plant(const envelope& message, effects& out) {
 }
 
 /// A planner that does not care who is about to leave.
-inline void world::order_moves_to_leavers(effects& out) {
+void world::order_moves_to_leavers(effects& out) {
   const auto phase = std::exchange(planner.transition.now_in, transition_coordinator::phase::none);
   if (phase != transition_coordinator::phase::none)
     for (std::uint32_t r = 0; r < what.requests; ++r)
@@ -168,7 +168,7 @@ inline void world::order_moves_to_leavers(effects& out) {
 }
 
 /// A source that does not wait for the destination's word.
-inline void world::plant_in_moves(const envelope& message, effects& out) {
+void world::plant_in_moves(const envelope& message, effects& out) {
   const auto engine = role_at(message.to.rank, role_kind::engine);
   for (auto& [key, move] : nodes[message.to.rank.value].rank.rollout->outbound) {
     if (move.now_in != outbound_move::phase::handing_over) continue;

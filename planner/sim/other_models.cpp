@@ -1,14 +1,13 @@
-#pragma once
 // Worker and recorder of a simulated rank: see models.hpp.
-#include "tests/sim/models.hpp"
+#include "planner/sim/models.hpp"
 
 namespace adafloor::sim {
 
-inline std::vector<token_id> true_answer(const work_unit& work) {
+std::vector<token_id> true_answer(const work_unit& work) {
   return {static_cast<token_id>(work.unit & 0xffff), static_cast<token_id>(work.prompt.size())};
 }
 
-inline void worker_model::say(any_message message, microseconds delay) {
+void worker_model::say(any_message message, microseconds delay) {
   world_.tell({role_at(self_, role_kind::worker),
                role_at(self_, role_kind::sidecar),
                {},
@@ -17,14 +16,14 @@ inline void worker_model::say(any_message message, microseconds delay) {
               delay);
 }
 
-inline void worker_model::handle(const any_message& order) {
+void worker_model::handle(const any_message& order) {
   if (auto* unit = std::get_if<run_unit>(&order))
     run(*unit);
   else if (auto* end = std::get_if<stop_worker>(&order))
     stop(*end);
 }
 
-inline void worker_model::run(const run_unit& order) {
+void worker_model::run(const run_unit& order) {
   demand(!stopping_, "I4", "a worker that stops is given work");
   auto duration = world_.rng.delay(2'000, 60'000);
   if (!active_ && world_.faults().worker_start_us > 0)
@@ -38,7 +37,7 @@ inline void worker_model::run(const run_unit& order) {
   });
 }
 
-inline void worker_model::stop(const stop_worker& order) {
+void worker_model::stop(const stop_worker& order) {
   if (unkillable) return;
   if (!order.kill && world_.rng.chance(world_.faults().worker_stubborn)) return;
   if (!active_) return say(worker_stopped{order.lease, order.kill, true}, microseconds{0});
@@ -50,7 +49,7 @@ inline void worker_model::stop(const stop_worker& order) {
 }
 
 /// News of a death by itself takes a while: units on their way meanwhile start the next process.
-inline void worker_model::gone(lease_id lease, bool forced) {
+void worker_model::gone(lease_id lease, bool forced) {
   const auto late = stopping_ ? microseconds{0} : world_.rng.delay(0, 40'000);
   active_ = stopping_ = false;
   ++generation_;
@@ -59,7 +58,7 @@ inline void worker_model::gone(lease_id lease, bool forced) {
   say(worker_stopped{lease, forced, !unclean}, late);
 }
 
-inline void recorder_model::handle(const envelope& message) {
+void recorder_model::handle(const envelope& message) {
   const auto own = role_at(self_, role_kind::recorder);
   const auto disk = world_.rng.delay(50, 8'000);
   if (auto* done = std::get_if<response>(&message.body)) {

@@ -1,15 +1,13 @@
-#pragma once
 // How messages travel in a simulated world, who acts on them, and what the trainer does.
 #include "messages/printing.hpp"
-#include "tests/sim/checkers.hpp"
-#include "tests/sim/planted_bugs.hpp"
-#include "tests/sim/world.hpp"
+#include "planner/sim/checkers.hpp"
+#include "planner/sim/world.hpp"
 
 #include <sstream>
 
 namespace adafloor::sim {
 
-inline void world::route(std::uint32_t from, effects& out) {
+void world::route(std::uint32_t from, effects& out) {
   for (auto& message : out) {
     if (message.incarnation == incarnation_id{}) message.incarnation = nodes[from].incarnation;
     if (message.to.rank.value == from)
@@ -28,14 +26,14 @@ inline void world::route(std::uint32_t from, effects& out) {
   draining_ = false;
 }
 
-inline void world::send(envelope message) {
+void world::send(envelope message) {
   const auto copies = fate(current_faults, rng);
   if (copies.empty()) write_trace("lost ", message);
   for (const auto delay : copies)
     after(message.to.rank.value, delay, [this, message] { deliver(message); });
 }
 
-inline void world::deliver(const envelope& message) {
+void world::deliver(const envelope& message) {
   const auto n = message.to.rank.value;
   note_delivery(message);
   check_delivery(*this, message);
@@ -55,7 +53,7 @@ inline void world::deliver(const envelope& message) {
   route(n, out);
 }
 
-inline void world::to_machine(const envelope& message, time_point local_now, effects& out) {
+void world::to_machine(const envelope& message, time_point local_now, effects& out) {
   auto& n = nodes[message.to.rank.value];
   switch (message.to.role) {
   case role_kind::rank:
@@ -73,7 +71,7 @@ inline void world::to_machine(const envelope& message, time_point local_now, eff
   }
 }
 
-inline void world::to_model(const envelope& message) {
+void world::to_model(const envelope& message) {
   auto& n = nodes[message.to.rank.value];
   switch (message.to.role) {
   case role_kind::engine:
@@ -110,7 +108,7 @@ std::uint64_t digest_of(std::uint64_t h, const T& x) {
   return h;
 }
 
-inline void world::note_delivery(const envelope& m) {
+void world::note_delivery(const envelope& m) {
   hash = mix(hash, static_cast<std::uint64_t>(now.time_since_epoch().count()));
   hash = digest_of(digest_of(hash, m.from), m.to);
   hash = digest_of(mix(digest_of(hash, m.stamp), m.body.index()), m.incarnation);
@@ -118,7 +116,7 @@ inline void world::note_delivery(const envelope& m) {
   write_trace("", m);
 }
 
-inline void world::write_trace(const char* what_happened, const envelope& m) {
+void world::write_trace(const char* what_happened, const envelope& m) {
   if (!trace) return;
   std::ostringstream line;
   line << now.time_since_epoch().count() << ' ' << what_happened << m;
@@ -128,7 +126,7 @@ inline void world::write_trace(const char* what_happened, const envelope& m) {
 
 // --- the trainer
 
-inline void world::order_rollout() {
+void world::order_rollout() {
   auto& t = trainer;
   t.order = {};
   t.order.rollout = rollout_id{t.next_rollout};
@@ -156,7 +154,7 @@ inline void world::order_rollout() {
                     t.order});
 }
 
-inline void world::next_order() {
+void world::next_order() {
   auto& t = trainer;
   const auto self = role_at(rank_id{0}, role_kind::trainer);
   const auto to_planner = role_at(rank_id{0}, role_kind::planner);
@@ -192,7 +190,7 @@ inline void world::next_order() {
   route(0, none);
 }
 
-inline void world::to_trainer(const envelope& message) {
+void world::to_trainer(const envelope& message) {
   auto& t = trainer;
   const auto go_on = [this] { after(0, rng.delay(0, 100'000), [this] { next_order(); }); };
   if (auto* report = std::get_if<rollout_report>(&message.body)) {

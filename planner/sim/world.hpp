@@ -5,9 +5,7 @@
 #include "planner/protocol/planner.hpp"
 #include "planner/protocol/rank.hpp"
 #include "planner/protocol/sidecar.hpp"
-#include "tests/sim/engine_model.hpp"
-#include "tests/sim/engine_moves_model.hpp"
-#include "tests/sim/other_models.hpp"
+#include "planner/sim/models.hpp"
 
 #include <deque>
 #include <queue>
@@ -151,6 +149,11 @@ private:
   bool draining_ = false;
 };
 
+/// The swarm: everything about a world follows from the seed.
 scenario scenario_of(std::uint64_t seed);
+/// Leases above all: many ranks leave in several stages and lend to several queues, workers are
+/// slow to start, die, do not stop and leave memory behind, and lending is cut and goes on all the
+/// time.
+scenario lease_scenario_of(std::uint64_t seed);
 
 } // namespace adafloor::sim

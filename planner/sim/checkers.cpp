@@ -1,15 +1,13 @@
-#pragma once
-// The invariants of protocols.md section 8, read off a simulated world.
-#include "tests/sim/world.hpp"
+#include "planner/sim/checkers.hpp"
 
 namespace adafloor::sim {
 
-inline std::string rank_text(std::uint32_t r) {
+static std::string rank_text(std::uint32_t r) {
   return "rank " + std::to_string(r);
 }
 
 /// The broker's own accounts: what would leak first (I9).
-inline void check_books(const broker_machine& b) {
+static void check_books(const broker_machine& b) {
   std::map<std::uint32_t, std::uint32_t> leases;
   std::set<lease_id> running;
   for (const auto& [rank, r] : b.ranks) {
@@ -30,8 +28,7 @@ inline void check_books(const broker_machine& b) {
   }
 }
 
-/// A rank is kept out only for a cause, and is named.
-inline void check_quarantine(const world& w, const rank_quarantined& away) {
+void check_quarantine(const world& w, const rank_quarantined& away) {
   const auto name = rank_text(away.rank.value);
   const bool unclean =
       w.nodes[away.rank.value].rank.device_unclean
@@ -45,8 +42,7 @@ inline void check_quarantine(const world& w, const rank_quarantined& away) {
          "I10", "the text does not name rank and lease: " + away.text);
 }
 
-/// After every event of node `n`.
-inline void check_node(const world& w, std::uint32_t n) {
+void check_node(const world& w, std::uint32_t n) {
   const auto& node = w.nodes[n];
   const auto& rank = node.rank;
   const auto& engine = node.engine;
@@ -89,8 +85,7 @@ inline void check_node(const world& w, std::uint32_t n) {
   }
 }
 
-/// Before `message` is acted on: what it says must be true by then.
-inline void check_delivery(const world& w, const envelope& message) {
+void check_delivery(const world& w, const envelope& message) {
   if (const auto* kept = std::get_if<response_kept>(&message.body))
     demand(w.recorder.responses.count({kept->rollout, kept->request}) != 0, "I6",
            "a response is acknowledged before it is durable");
@@ -107,7 +102,7 @@ inline void check_delivery(const world& w, const envelope& message) {
   }
 }
 
-inline void check_report(const world& w, const rollout_done& done, rank_id rank,
+static void check_report(const world& w, const rollout_done& done, rank_id rank,
                          const rollout_report& report) {
   const auto name = rank_text(rank.value);
   demand(!report.intervals.empty(), "I8", name + " reports no time");
@@ -123,7 +118,7 @@ inline void check_report(const world& w, const rollout_done& done, rank_id rank,
 }
 
 /// Nothing may be left over between rollouts (I9).
-inline void check_quiescence(const world& w) {
+static void check_quiescence(const world& w) {
   demand(w.planner.transition.now_in == transition_coordinator::phase::none, "I9",
          "a transition is left in progress");
   demand(w.planner.members == w.planner.world
@@ -159,7 +154,7 @@ inline void check_quiescence(const world& w) {
            "unit " + std::to_string(number) + " is taken by nobody");
 }
 
-inline void check_rollout_done(const world& w, const rollout_done& done) {
+void check_rollout_done(const world& w, const rollout_done& done) {
   const auto& order = w.trainer.order;
   demand(done.rollout == order.rollout, "I6", "another rollout is done");
   for (const auto& request : order.requests) {
@@ -191,8 +186,7 @@ inline void check_rollout_done(const world& w, const rollout_done& done) {
   check_quiescence(w);
 }
 
-/// When the job has ended.
-inline void check_end(const world& w) {
+void check_end(const world& w) {
   const auto& t = w.trainer;
   demand(w.recorder.repeated == 0, "I6", "something was recorded twice");
   for (const auto& [unit, tokens] : w.recorder.answers)

@@ -1,16 +1,17 @@
-#pragma once
 // How a simulated world is built from its scenario, and its loop.
+#include "planner/sim/world.hpp"
+
 #include "messages/printing.hpp"
-#include "tests/sim/checkers.hpp"
-#include "tests/sim/world.hpp"
+#include "planner/protocol/expert_placement.hpp"
+#include "planner/sim/checkers.hpp"
 
 namespace adafloor::sim {
 
-inline fence first_fence() {
+static fence first_fence() {
   return fence{term_id{1}, epoch_id{1}, weights_id{1}};
 }
 
-inline planner_config planner_settings(const scenario& s) {
+static planner_config planner_settings(const scenario& s) {
   planner_config c;
   c.world_size = s.world_size;
   c.experts = s.experts;
@@ -22,7 +23,7 @@ inline planner_config planner_settings(const scenario& s) {
   return c;
 }
 
-inline broker_config broker_settings(const scenario& s) {
+static broker_config broker_settings(const scenario& s) {
   broker_config c;
   c.duration = microseconds{400'000};
   c.renew = microseconds{100'000};
@@ -34,7 +35,7 @@ inline broker_config broker_settings(const scenario& s) {
   return c;
 }
 
-inline scenario scenario_of(std::uint64_t seed) {
+scenario scenario_of(std::uint64_t seed) {
   random_stream rng(seed ^ 0x51ed);
   scenario s;
   s.seed = seed;
@@ -77,10 +78,7 @@ inline scenario scenario_of(std::uint64_t seed) {
   return s;
 }
 
-/// Leases above all: many ranks leave in several stages and lend to several queues, workers are
-/// slow to start, die, do not stop and leave memory behind, and lending is cut and goes on all the
-/// time.
-inline scenario lease_scenario_of(std::uint64_t seed) {
+scenario lease_scenario_of(std::uint64_t seed) {
   random_stream rng(seed ^ 0x1ea5e);
   scenario s;
   s.seed = seed;
@@ -118,7 +116,7 @@ inline scenario lease_scenario_of(std::uint64_t seed) {
   return s;
 }
 
-inline world::world(scenario s)
+world::world(scenario s)
   : what(std::move(s)), current_faults(what.faults),
     planner(planner_settings(what), first_fence(), now),
     broker(broker_settings(what), first_fence().term),
@@ -151,7 +149,7 @@ inline world::world(scenario s)
           [this, r] { tick_node(r); });
 }
 
-inline void world::run() {
+void world::run() {
   const auto began = now;
   after(0, microseconds{0}, [this] { next_order(); });
   if (what.crash) after(*what.crash, what.fault_at, [this] { nodes[*what.crash].crashed = true; });
@@ -179,18 +177,18 @@ inline void world::run() {
   check_end(*this);
 }
 
-inline void world::after(std::uint32_t n, microseconds delay, std::function<void()> work) {
+void world::after(std::uint32_t n, microseconds delay, std::function<void()> work) {
   queue_.push({(now + delay).time_since_epoch().count(), next_number_++, n, std::move(work)});
 }
 
-inline void world::tell(envelope message, microseconds delay) {
+void world::tell(envelope message, microseconds delay) {
   const auto n = message.to.rank.value;
   auto& last = told_at_[{n, message.from.role}];
   last = std::max(last, now + delay);
   after(n, last - now, [this, m = std::move(message)] { deliver(m); });
 }
 
-inline void world::tick_node(std::uint32_t n) {
+void world::tick_node(std::uint32_t n) {
   effects out;
   tick(nodes[n].rank, local(n), out);
   tick(nodes[n].sidecar, local(n), out);
@@ -208,14 +206,14 @@ inline void world::tick_node(std::uint32_t n) {
 }
 
 /// As if steps with leases took twice as long as those without.
-inline void world::slow_down(effects& out) {
+void world::slow_down(effects& out) {
   const microseconds step{broker.pace.lending ? 2 : 1};
   const decode_pace pace{planner.who.stamp.epoch, 1, 1, 1, step};
   post(planner.who, role_at(rank_id{0}, role_kind::broker), pace, out);
 }
 
 /// Any request, to any rank: the planner decides whether that makes sense.
-inline void world::order_some_move(effects& out) {
+void world::order_some_move(effects& out) {
   const request_id request{rng.below(what.requests)};
   const rank_id to{static_cast<std::uint32_t>(rng.below(what.world_size))};
   if (bug == mutant::leaver_takes_requests) return order_moves_to_leavers(out);
@@ -223,8 +221,8 @@ inline void world::order_some_move(effects& out) {
 }
 
 /// The bytes are read at one moment and arrive at a later one.
-inline void world::fetch_round(rank_id by, rank_id from, const kv_ready& round,
-                               std::function<void(std::optional<kv_blob>)> done) {
+void world::fetch_round(rank_id by, rank_id from, const kv_ready& round,
+                        std::function<void(std::optional<kv_blob>)> done) {
   const bool fails = rng.chance(current_faults.pull_failure);
   after(by.value, rng.delay(10, 3'000), [this, by, from, round, fails, done] {
     const auto& source = nodes[from.value];
@@ -233,8 +231,7 @@ inline void world::fetch_round(rank_id by, rank_id from, const kv_ready& round,
   });
 }
 
-inline void world::note_token(rank_id rank, rollout_id rollout, request_id request,
-                              std::size_t index) {
+void world::note_token(rank_id rank, rollout_id rollout, request_id request, std::size_t index) {
   const auto have = tokens[{rollout, request}]++;
   if (have == index) return;
   throw violation("I6: rank " + std::to_string(rank.value) + " generates token "
@@ -242,8 +239,8 @@ inline void world::note_token(rank_id rank, rollout_id rollout, request_id reque
                   + ", which has " + std::to_string(have));
 }
 
-inline void world::exchange(const step_header& own, const std::vector<rank_id>& members,
-                            std::function<void(const step_headers&)> read) {
+void world::exchange(const step_header& own, const std::vector<rank_id>& members,
+                     std::function<void(const step_headers&)> read) {
   demand(std::binary_search(members.begin(), members.end(), own.rank), "I1",
          "rank " + std::to_string(own.rank.value) + " joins a collective of another group");
   auto& c = collectives_[{own.epoch, own.step}];
@@ -258,8 +255,8 @@ inline void world::exchange(const step_header& own, const std::vector<rank_id>& 
   collectives_.erase({own.epoch, own.step});
 }
 
-inline void world::note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
-                               const std::vector<rank_id>& owners) {
+void world::note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
+                        const std::vector<rank_id>& owners) {
   const auto meant = std::pair(members, expert_map_hash(owners));
   const auto [known, fresh] = groups.emplace(epoch, meant);
   demand(fresh || known->second == meant, "I1",
