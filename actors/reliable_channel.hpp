@@ -2,7 +2,7 @@
 // The reliability of the control link between two processes, without any I/O: sequence numbers,
 // cumulative acknowledgements, duplicates dropped, gaps re-requested, a retransmission timer and a
 // bounded window. Time is an argument. One instance per peer on each side.
-#include "actors/frame.hpp"
+#include "messages/frame.hpp"
 #include "messages/types.hpp"
 
 #include <cstddef>

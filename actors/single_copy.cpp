@@ -1,6 +1,6 @@
 #include "actors/single_copy.hpp"
 
-#include "actors/checksum.hpp"
+#include "messages/checksum.hpp"
 
 #include <sys/stat.h>
 #include <sys/uio.h>

@@ -1,6 +1,6 @@
 #include "actors/token_log.hpp"
 
-#include "actors/checksum.hpp"
+#include "messages/checksum.hpp"
 #include "messages/codec.hpp"
 
 #include <cstring>

@@ -1,7 +1,7 @@
 #include "actors/ucx_bulk_loop.hpp"
 
-#include "actors/checksum.hpp"
 #include "actors/single_copy.hpp"
+#include "messages/checksum.hpp"
 
 #include <poll.h>
 #include <signal.h>

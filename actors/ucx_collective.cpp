@@ -1,8 +1,8 @@
 #include "actors/ucx_collective.hpp"
 
-#include "actors/checksum.hpp"
 #include "actors/single_copy.hpp"
 #include "actors/ucx_collective_fabric.hpp"
+#include "messages/checksum.hpp"
 
 #include <sched.h>
 #include <sys/eventfd.h>

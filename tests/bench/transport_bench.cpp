@@ -1,11 +1,11 @@
 // What the transport costs: request/response, one way, bulk, all-to-all for 2, 4 and 8 processes
 // and idle processes, beside plain UCX active messages and memcpy. Prints one line per figure.
 // Usage: transport_bench [quick]
-#include "actors/checksum.hpp"
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
 #include "actors/ucx_link.hpp"
 #include "actors/ucx_worker.hpp"
+#include "messages/checksum.hpp"
 #include "tests/ucx/child_process.hpp"
 
 #include <poll.h>

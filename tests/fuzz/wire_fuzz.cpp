@@ -1,7 +1,7 @@
 // libFuzzer: bytes from the network, before and after a peer has proven that it may join. What is
 // accepted must survive a second round.
 #include "actors/bootstrap_wire.hpp"
-#include "actors/frame.hpp"
+#include "messages/frame.hpp"
 
 #include <cstdlib>
 

@@ -1,8 +1,8 @@
 // The control link's reliability under loss, duplication, reordering, corruption, slow consumers
 // and restarts: two channels, a lossy network and a clock, all from one seed.
 #define BOOST_TEST_MODULE reliable_channel
-#include "actors/checksum.hpp"
 #include "actors/reliable_channel.hpp"
+#include "messages/checksum.hpp"
 
 #include <boost/test/unit_test.hpp>
 

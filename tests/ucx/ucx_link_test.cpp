@@ -3,9 +3,9 @@
 #define BOOST_TEST_ALTERNATIVE_INIT_API
 #define BOOST_TEST_NO_MAIN
 #define BOOST_TEST_MODULE ucx_link
-#include "actors/frame.hpp"
 #include "actors/ucx_link.hpp"
 #include "actors/ucx_worker.hpp"
+#include "messages/frame.hpp"
 #include "tests/ucx/child_process.hpp"
 #include "tests/ucx/test_main.hpp"
 

@@ -1,6 +1,6 @@
-#include "actors/frame.hpp"
+#include "messages/frame.hpp"
 
-#include "actors/checksum.hpp"
+#include "messages/checksum.hpp"
 
 namespace adafloor {
 

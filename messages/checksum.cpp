@@ -1,4 +1,4 @@
-#include "actors/checksum.hpp"
+#include "messages/checksum.hpp"
 
 #include <array>
 #include <cstring>
