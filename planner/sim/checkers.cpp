@@ -193,11 +193,11 @@ void check_end(const world& w) {
     demand((tokens.empty() && w.broker.units.at(unit).deaths == w.broker.config.unit_attempts_max)
                || tokens == true_answer({unit, std::vector<token_id>((unit - 1) % 5 + 1, 7), 4}),
            "I6", "a unit has a wrong answer");
-  const bool may_fail = w.what.crash || w.what.engine_failure;
+  const bool may_fail = w.what.crash || w.what.engine_failure || w.recorder.disk_full;
   demand(may_fail || t.failed.empty(), "I10",
          "a rollout failed without cause: " + (t.failed.empty() ? "" : t.failed.front().text));
   const bool broken = w.planner.now_in == planner_machine::phase::failed;
-  demand((broken && may_fail) || t.done.size() == w.what.rollouts, "I10",
+  demand(((broken || w.recorder.disk_full) && may_fail) || t.done.size() == w.what.rollouts, "I10",
          "not every rollout was run");
   if (!t.failed.empty() && w.what.crash)
     demand(t.failed.front().peer_lost

@@ -211,6 +211,7 @@ void engine_model::prepare(const engine_prepare& plan) {
     for (std::uint32_t e = 0; e < owners_.size(); ++e)
       if (plan.owners[e] != self_) resident_[e] = home_[e] = false;
   const bool slow = world_.rng.chance(world_.faults().slow_prepare);
+  if (slow) world_.note_fault(fault_kind::slow, self_);
   const bool restore = plan.members.size() > members_.size() || !member_;
   const std::int64_t slowest_us = restore ? 300'000 : 2'500'000;
   world_.after(self_.value,
@@ -225,6 +226,11 @@ void engine_model::finish_prepare(epoch_id epoch) {
   if (!restore && world_.rng.chance(world_.faults().engine_refusal)) {
     prepared_.reset();
     return say(engine_refused{epoch, refusal::no_memory, "planted refusal"});
+  }
+  if (restore && world_.chaos.chance(world_.faults().restore_refusal)
+      && world_.may_refuse_restoring()) {
+    prepared_.reset();
+    return say(engine_refused{epoch, refusal::no_memory, "planted refusal to restore"});
   }
   engine_prepared done{epoch, expert_map_hash(p.plan.owners), 0, 0};
   for (std::uint32_t e = 0; e < p.plan.owners.size(); ++e) {

@@ -53,7 +53,11 @@ enum class mutant {
   units_lost_with_their_lease,
   unit_given_out_twice,
 };
-const char* name_of(mutant);
+constexpr mutant enum_max(mutant) {
+  return mutant::unit_given_out_twice;
+}
+const char* name_of(mutant);  ///< as in the list above
+const char* describe(mutant); ///< in words
 
 /// Header of one member in one step's collective.
 struct step_header {
@@ -96,7 +100,12 @@ struct host {
                           std::size_t index) = 0;
   virtual microseconds clock(std::uint32_t node) const = 0;
   virtual const fault_profile& faults() const = 0;
+  /// A fault of `kind` struck at `rank`, in whatever steps it takes part in now.
+  virtual void note_fault(fault_kind kind, rank_id rank) = 0;
+  /// True once in a rollout.
+  virtual bool may_refuse_restoring() = 0;
   random_stream rng{0};
+  random_stream chaos{0}; ///< for kinds of fault that do not change what `rng` gives to others
   mutant bug = mutant::none;
 };
 
@@ -212,6 +221,7 @@ class recorder_model {
 public:
   recorder_model(host& world, rank_id self) : world_(world), self_(self) {}
   void handle(const envelope& message);
+  bool disk_full = false; ///< then nothing more is kept
   std::map<std::pair<rollout_id, request_id>, std::vector<token_id>> responses;
   std::map<std::uint64_t, std::vector<token_id>> answers;
   /// The token log: by response, token by index.

@@ -32,14 +32,18 @@ void worker_model::run(const run_unit& order) {
   const bool crashes = world_.rng.chance(world_.faults().worker_crash);
   world_.after(self_.value, duration, [this, order, crashes, process = generation_] {
     if (process != generation_) return;
-    if (crashes) return gone(order.lease, stopping_ ? stop_kills_ : true);
+    if (crashes) {
+      world_.note_fault(fault_kind::crash, self_);
+      return gone(order.lease, stopping_ ? stop_kills_ : true);
+    }
     say(work_result{order.lease, order.work.unit, true_answer(order.work)}, microseconds{0});
   });
 }
 
 void worker_model::stop(const stop_worker& order) {
   if (unkillable) return;
-  if (!order.kill && world_.rng.chance(world_.faults().worker_stubborn)) return;
+  if (!order.kill && world_.rng.chance(world_.faults().worker_stubborn))
+    return world_.note_fault(fault_kind::freeze, self_);
   if (!active_) return say(worker_stopped{order.lease, order.kill, true}, microseconds{0});
   stopping_ = true;
   stop_kills_ = order.kill;
@@ -59,6 +63,7 @@ void worker_model::gone(lease_id lease, bool forced) {
 }
 
 void recorder_model::handle(const envelope& message) {
+  if (disk_full) return;
   const auto own = role_at(self_, role_kind::recorder);
   const auto disk = world_.rng.delay(50, 8'000);
   if (auto* done = std::get_if<response>(&message.body)) {

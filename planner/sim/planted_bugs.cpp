@@ -4,62 +4,47 @@
 
 namespace adafloor::sim {
 
+namespace {
+/// By number.
+constexpr struct {
+  const char *name, *text;
+} bugs[] = {
+    {"none", "none"},
+    {"rank_forgets_aborted_epochs", "a rank forgets which epochs were aborted"},
+    {"kept_before_durable", "a response is acknowledged before it is durable"},
+    {"leaver_leaves_on_commit", "a leaver leaves on commit, not in band"},
+    {"gate_lends_members", "the lease gate lends members"},
+    {"gate_forgets_ended_leases", "the lease gate forgets which leases ended"},
+    {"commit_without_all_prepared", "a refusal counts as prepared"},
+    {"sidecar_returns_with_worker_running", "a sidecar returns the lease while its worker runs"},
+    {"epoch_number_used_twice", "the epoch number of an aborted transition is used again"},
+    {"restore_without_recall", "the full world is restored without recalling leases"},
+    {"response_recorded_twice", "a doubled response is recorded twice"},
+    {"experts_dropped_on_prepare", "experts are dropped before the new map is in force"},
+    {"map_given_from_plan_not_slots", "an engine reports experts that it did not load"},
+    {"member_switches_alone", "a member switches before every header says so"},
+    {"batch_kept_before_logged", "a batch of tokens is acknowledged before it is in the log"},
+    {"timeline_loses_time", "a time line loses time"},
+    {"source_frees_before_commit", "a source frees a request when the last round is ready"},
+    {"source_resumes_when_unsure", "a source resumes a request whose fate it does not know"},
+    {"destination_forgets_commits", "a destination forgets which requests it took over"},
+    {"move_number_used_twice", "the number of a move is used again"},
+    {"leaver_takes_requests", "a rank that is about to leave takes a request"},
+    {"held_requests_do_not_count", "requests between two ranks do not count as live"},
+    {"unclean_return_called_clean", "a sidecar calls a return clean without proof"},
+    {"quarantine_is_ignored", "the broker does not tell which ranks are not back"},
+    {"units_lost_with_their_lease", "units that a lease did not finish are forgotten"},
+    {"unit_given_out_twice", "a unit is given out while somebody has it"},
+};
+static_assert(std::size(bugs) == static_cast<std::size_t>(enum_max(mutant{})) + 1);
+} // namespace
+
 const char* name_of(mutant m) {
-  switch (m) {
-  case mutant::none:
-    return "none";
-  case mutant::rank_forgets_aborted_epochs:
-    return "a rank forgets which epochs were aborted";
-  case mutant::kept_before_durable:
-    return "a response is acknowledged before it is durable";
-  case mutant::leaver_leaves_on_commit:
-    return "a leaver leaves on commit, not in band";
-  case mutant::gate_lends_members:
-    return "the lease gate lends members";
-  case mutant::gate_forgets_ended_leases:
-    return "the lease gate forgets which leases ended";
-  case mutant::commit_without_all_prepared:
-    return "a refusal counts as prepared";
-  case mutant::sidecar_returns_with_worker_running:
-    return "a sidecar returns the lease while its worker runs";
-  case mutant::epoch_number_used_twice:
-    return "the epoch number of an aborted transition is used again";
-  case mutant::restore_without_recall:
-    return "the full world is restored without recalling leases";
-  case mutant::response_recorded_twice:
-    return "a doubled response is recorded twice";
-  case mutant::experts_dropped_on_prepare:
-    return "experts are dropped before the new map is in force";
-  case mutant::map_given_from_plan_not_slots:
-    return "an engine reports experts that it did not load";
-  case mutant::member_switches_alone:
-    return "a member switches before every header says so";
-  case mutant::batch_kept_before_logged:
-    return "a batch of tokens is acknowledged before it is in the log";
-  case mutant::timeline_loses_time:
-    return "a time line loses time";
-  case mutant::source_frees_before_commit:
-    return "a source frees a request when the last round is ready";
-  case mutant::source_resumes_when_unsure:
-    return "a source resumes a request whose fate it does not know";
-  case mutant::destination_forgets_commits:
-    return "a destination forgets which requests it took over";
-  case mutant::move_number_used_twice:
-    return "the number of a move is used again";
-  case mutant::leaver_takes_requests:
-    return "a rank that is about to leave takes a request";
-  case mutant::held_requests_do_not_count:
-    return "requests between two ranks do not count as live";
-  case mutant::unclean_return_called_clean:
-    return "a sidecar calls a return clean without proof";
-  case mutant::quarantine_is_ignored:
-    return "the broker does not tell which ranks are not back";
-  case mutant::units_lost_with_their_lease:
-    return "units that a lease did not finish are forgotten";
-  case mutant::unit_given_out_twice:
-    return "a unit is given out while somebody has it";
-  }
-  return "?";
+  return bugs[static_cast<std::size_t>(m)].name;
+}
+
+const char* describe(mutant m) {
+  return bugs[static_cast<std::size_t>(m)].text;
 }
 
 /// Changes the receiving machine before it sees `message`.

@@ -35,93 +35,13 @@ static broker_config broker_settings(const scenario& s) {
   return c;
 }
 
-scenario scenario_of(std::uint64_t seed) {
-  random_stream rng(seed ^ 0x51ed);
-  scenario s;
-  s.seed = seed;
-  const std::uint32_t sizes[] = {2, 4, 4, 8, 8, 16};
-  s.world_size = sizes[rng.below(6)];
-  s.experts = s.world_size * static_cast<std::uint32_t>(rng.between(1, 2))
-              + static_cast<std::uint32_t>(rng.chance(0.2) ? rng.below(3) : 0);
-  s.rollouts = 2;
-  s.requests = static_cast<std::uint32_t>(rng.between(1, s.world_size * 3));
-  s.max_tokens = static_cast<std::uint32_t>(rng.between(20, 110));
-  s.units = static_cast<std::uint32_t>(rng.below(40));
-  s.exits.clear();
-  for (auto to = s.world_size / 2; to >= 1; to = rng.chance(0.2) ? to / 4 : to / 2)
-    s.exits.push_back(to);
-  auto& f = s.faults; // a swarm: each kind is off in half of the worlds
-  if (rng.chance(0.5)) f.loss = 0.3 * static_cast<double>(rng.below(100)) / 100;
-  if (rng.chance(0.5)) f.doubling = 0.3;
-  if (rng.chance(0.5)) f.late = 0.1;
-  if (rng.chance(0.5)) f.engine_refusal = 0.1;
-  if (rng.chance(0.3)) f.slow_prepare = 0.1;
-  if (rng.chance(0.2)) f.wrong_coverage = 0.1;
-  if (rng.chance(0.3)) f.worker_crash = 0.05;
-  if (rng.chance(0.3)) f.worker_stubborn = 0.5;
-  if (rng.chance(0.3)) f.weights_refusal = 0.1;
-  if (rng.chance(0.3)) f.pause = 0.004;
-  const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
-  s.fault_at = rng.delay(0, 1'500'000);
-  const auto kind = rng.below(20);
-  if (kind == 0) s.crash = victim;
-  if (kind == 1) s.engine_failure = victim;
-  if (kind == 2) s.unkillable = victim;
-  if (rng.chance(0.5)) s.moves = 0.3;
-  if (rng.chance(0.3)) f.pull_failure = 0.1;
-  if (rng.chance(0.3)) f.no_room = 0.2;
-  if (rng.chance(0.3)) s.rules.residency = residency_kind::planned;
-  s.rules.migrate = static_cast<migrate_kind>(rng.between(1, 3));
-  s.rules.adaptive = rng.chance(0.3);
-  s.rules.capacity_tokens = rng.chance(0.3) ? 3 * s.max_tokens : 0;
-  s.places = static_cast<int>(rng.between(2, 12));
-  return s;
-}
-
-scenario lease_scenario_of(std::uint64_t seed) {
-  random_stream rng(seed ^ 0x1ea5e);
-  scenario s;
-  s.seed = seed;
-  const std::uint32_t sizes[] = {4, 8, 8, 16};
-  s.world_size = sizes[rng.below(4)];
-  s.experts = s.world_size;
-  s.rollouts = static_cast<std::uint32_t>(rng.between(2, 3));
-  s.requests = static_cast<std::uint32_t>(rng.between(s.world_size / 2, s.world_size * 2));
-  s.max_tokens = static_cast<std::uint32_t>(rng.between(40, 160));
-  s.units = static_cast<std::uint32_t>(rng.between(20, 150));
-  s.exits.clear();
-  for (auto to = s.world_size - 1; to >= 1; to = to > 3 ? to * 2 / 3 : to - 1)
-    s.exits.push_back(to);
-  for (std::uint32_t q = 0, count = 1 + rng.below(4); q < count; ++q)
-    s.queues.push_back({q, static_cast<std::uint32_t>(rng.below(2)),
-                        static_cast<std::uint32_t>(rng.between(1, 4)), rng.delay(0, 100'000),
-                        rng.delay(0, 60'000)});
-  auto& f = s.faults;
-  if (rng.chance(0.6)) f.loss = 0.35 * static_cast<double>(rng.below(100)) / 100;
-  if (rng.chance(0.5)) f.doubling = 0.3;
-  if (rng.chance(0.5)) f.late = 0.15;
-  if (rng.chance(0.5)) f.worker_crash = 0.15;
-  if (rng.chance(0.5)) f.worker_stubborn = 0.6;
-  if (rng.chance(0.3)) f.worker_unclean = 0.1;
-  if (rng.chance(0.5)) f.worker_start_us = 300'000;
-  if (rng.chance(0.3)) f.pause = 0.004;
-  if (rng.chance(0.2)) f.engine_refusal = 0.1;
-  const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
-  s.fault_at = rng.delay(0, 1'500'000);
-  const auto kind = rng.below(12);
-  if (kind == 0) s.crash = victim;
-  if (kind <= 2 && kind > 0) s.unkillable = victim;
-  s.pace = {0.01, 1, 1, microseconds{100'000}, microseconds{80'000}, microseconds{1000}, 1, 0.5, 3};
-  if (rng.chance(0.4)) s.slow_leases = 0.1;
-  return s;
-}
-
 world::world(scenario s)
   : what(std::move(s)), current_faults(what.faults),
     planner(planner_settings(what), first_fence(), now),
     broker(broker_settings(what), first_fence().term),
     membership({rank_id{0}, what.world_size, microseconds{3'000'000}}, first_fence().term, now) {
   rng = random_stream(what.seed);
+  chaos = random_stream(what.seed ^ 0xfa017);
   trainer.group_size = what.world_size;
   bug = what.bug;
   for (std::uint32_t r = 0; r < what.world_size; ++r) {
@@ -152,10 +72,6 @@ world::world(scenario s)
 void world::run() {
   const auto began = now;
   after(0, microseconds{0}, [this] { next_order(); });
-  if (what.crash) after(*what.crash, what.fault_at, [this] { nodes[*what.crash].crashed = true; });
-  if (what.engine_failure)
-    after(*what.engine_failure, what.fault_at,
-          [this] { nodes[*what.engine_failure].engine.fail(); });
   while (trainer.now_in != trainer_model::stage::stopped) {
     demand(!queue_.empty(), "I10", "nothing will ever happen again");
     auto next = std::move(const_cast<event&>(queue_.top()));
@@ -173,6 +89,9 @@ void world::run() {
     ++events;
     next.work();
     check_node(*this, next.node);
+    if (now < nodes[next.node].slow_until)
+      nodes[next.node].paused_until = now + chaos.delay(100, 2'000);
+    if (!fault_struck_ && now - began >= what.fault_at) strike(next.node);
   }
   check_end(*this);
 }
@@ -200,8 +119,7 @@ void world::tick_node(std::uint32_t n) {
     tick(broker, now, out);
   }
   route(n, out);
-  if (rng.chance(current_faults.pause))
-    nodes[n].paused_until = now + rng.delay(1'000, current_faults.pause_max_us);
+  strike_by_chance(n);
   after(n, microseconds{10'000}, [this, n] { tick_node(n); });
 }
 
@@ -226,7 +144,8 @@ void world::fetch_round(rank_id by, rank_id from, const kv_ready& round,
   const bool fails = rng.chance(current_faults.pull_failure);
   after(by.value, rng.delay(10, 3'000), [this, by, from, round, fails, done] {
     const auto& source = nodes[from.value];
-    auto blob = fails || source.crashed ? std::nullopt : source.engine.shelved(round);
+    auto blob =
+        fails || source.crashed || apart(by, from) ? std::nullopt : source.engine.shelved(round);
     after(by.value, rng.delay(10, 3'000), [blob = std::move(blob), done] { done(blob); });
   });
 }
@@ -248,11 +167,19 @@ void world::exchange(const step_header& own, const std::vector<rank_id>& members
   demand(c.members == members, "I1", "two groups run the same epoch");
   c.headers.push_back(own);
   c.readers.emplace_back(own.rank, std::move(read));
-  if (c.headers.size() < members.size()) return;
+  finish_if_complete({own.epoch, own.step});
+}
+
+/// Every member's header is there, and can be read by every other.
+void world::finish_if_complete(const std::pair<epoch_id, std::uint64_t>& key) {
+  auto& c = collectives_.at(key);
+  if (c.headers.size() < c.members.size()) return;
+  for (const auto member : c.members)
+    if (apart(member, c.members.front())) return;
   const auto all = std::make_shared<step_headers>(std::move(c.headers));
   for (auto& [rank, reader] : c.readers)
     after(rank.value, rng.delay(20, 400), [all, reader = std::move(reader)] { reader(*all); });
-  collectives_.erase({own.epoch, own.step});
+  collectives_.erase(key);
 }
 
 void world::note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,

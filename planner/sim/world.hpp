@@ -7,10 +7,18 @@
 #include "planner/protocol/sidecar.hpp"
 #include "planner/sim/models.hpp"
 
+#include <bitset>
 #include <deque>
 #include <queue>
 
 namespace adafloor::sim {
+
+/// Crash, freeze, slow or disk_full, once, at the first rank that takes part in `step`; it may
+/// never come. The process of rank 0 does not crash.
+struct aimed_fault {
+  fault_kind kind;
+  protocol_step step;
+};
 
 /// What a world is; drawn from the seed, or set by a test.
 struct scenario {
@@ -32,6 +40,7 @@ struct scenario {
   std::optional<std::uint32_t> crash;      ///< this rank, at fault_at
   std::optional<std::uint32_t> engine_failure;
   microseconds fault_at{0};
+  std::optional<aimed_fault> aimed; ///< after fault_at
   bool update_weights = true;
   double moves = 0; ///< chance of an order to move a request, per tick
   exit_rules rules; ///< how exits are decided; forecasts are made with the requests
@@ -49,7 +58,12 @@ struct node {
   microseconds clock_skew{0};
   time_point paused_until;
   bool crashed = false;
+  time_point slow_until;
+  std::uint32_t side = 0; ///< of a cut network; nothing passes between two sides
 };
+
+/// Steps that a rank takes part in.
+using step_set = std::bitset<fault_coverage::steps + 1>; ///< by number of the step
 
 /// Plays the trainer: queues work, runs rollouts and updates in turn, stops the job.
 struct trainer_model {
@@ -91,6 +105,14 @@ public:
     return now.time_since_epoch() + nodes[node].clock_skew;
   }
   const fault_profile& faults() const override { return current_faults; }
+  void note_fault(fault_kind kind, rank_id rank) override;
+  bool may_refuse_restoring() override { return !std::exchange(refused_restoring_, true); }
+
+  /// What rank `n` does at this moment, read off the machines.
+  step_set steps_at(std::uint32_t n) const;
+  /// Cuts these ranks off from the others, until `heal`.
+  void cut_off(const std::vector<rank_id>& away);
+  void heal();
 
   scenario what;
   fault_profile current_faults;
@@ -105,6 +127,7 @@ public:
   std::map<std::pair<rollout_id, request_id>, std::size_t> tokens; ///< I6: generated so far
   std::uint64_t hash = 0;                                          ///< of all that was delivered
   std::uint64_t events = 0;
+  fault_coverage struck; ///< where faults struck
   std::ostream* trace = nullptr;
 
 private:
@@ -123,6 +146,16 @@ private:
     std::vector<std::pair<rank_id, std::function<void(const step_headers&)>>> readers;
   };
   void deliver(const envelope& message);
+  void note_refusal(const envelope& message);
+  void arrive(const envelope& message, protocol_step step, std::uint64_t number);
+  void strike(std::uint32_t n);
+  void strike_at(std::uint32_t n, fault_kind kind);
+  void strike_by_chance(std::uint32_t n);
+  bool apart(rank_id a, rank_id b) const { return nodes[a.value].side != nodes[b.value].side; }
+  void finish_if_complete(const std::pair<epoch_id, std::uint64_t>& key);
+  transition_kind kind_of(const any_message& about) const;
+  void note_strike(fault_kind kind, protocol_step step, const envelope& message,
+                   const std::string& how);
   void to_machine(const envelope& message, time_point local_now, effects& out);
   void to_model(const envelope& message);
   void to_trainer(const envelope& message);
@@ -135,7 +168,8 @@ private:
   void slow_down(effects& out);
   void order_moves_to_leavers(effects& out);
   void note_delivery(const envelope& message);
-  void write_trace(const char* what_happened, const envelope& message);
+  void write_trace(const std::string& line);
+  void write_trace(const std::string& what_happened, const envelope& message);
   void plant(const envelope& message, effects& out);
   void plant_in_moves(const envelope& message, effects& out);
   void plant_before(const envelope& message);
@@ -147,13 +181,25 @@ private:
   std::deque<envelope> local_; ///< messages within a process, delivered at once and in order
   std::map<std::pair<std::uint32_t, role_kind>, time_point> told_at_; ///< keeps `tell` in order
   bool draining_ = false;
+  /// Between two processes: messages sent, the newest that arrived, when it was due.
+  struct line {
+    std::uint64_t sent = 0, arrived = 0;
+    time_point due_at;
+  };
+  std::map<std::pair<rank_id, rank_id>, line> lines_;
+  std::map<epoch_id, transition_kind> kinds_; ///< of transitions that were prepared
+  std::optional<time_point> heals_at_;
+  bool refused_restoring_ = false, fault_struck_ = false;
 };
 
-/// The swarm: everything about a world follows from the seed.
-scenario scenario_of(std::uint64_t seed);
+/// The swarm: everything about a world follows from the seed, the number of ranks unless it is
+/// given (from 2).
+scenario scenario_of(std::uint64_t seed, std::uint32_t ranks = 0);
 /// Leases above all: many ranks leave in several stages and lend to several queues, workers are
 /// slow to start, die, do not stop and leave memory behind, and lending is cut and goes on all the
 /// time.
-scenario lease_scenario_of(std::uint64_t seed);
+scenario lease_scenario_of(std::uint64_t seed, std::uint32_t ranks = 0);
+/// Every kind of fault that is not in `kept` never strikes.
+void keep_only(scenario&, const std::set<fault_kind>& kept);
 
 } // namespace adafloor::sim

@@ -3,6 +3,8 @@
 #include "planner/sim/checkers.hpp"
 #include "planner/sim/world.hpp"
 
+#include <fmt/format.h>
+
 #include <sstream>
 
 namespace adafloor::sim {
@@ -27,10 +29,42 @@ void world::route(std::uint32_t from, effects& out) {
 }
 
 void world::send(envelope message) {
+  if (const auto* plan = std::get_if<prepare_transition>(&message.body))
+    kinds_[plan->epoch] = plan->kind;
+  const auto step = step_of(message.body, kind_of(message.body));
+  if (!step) throw violation("a message between processes that belongs to no step");
+  if (apart(message.from.rank, message.to.rank))
+    return note_strike(fault_kind::partition, *step, message, "lost between two sides");
+  auto& line = lines_[{message.from.rank, message.to.rank}];
+  const auto number = ++line.sent;
   const auto copies = fate(current_faults, rng);
-  if (copies.empty()) write_trace("lost ", message);
-  for (const auto delay : copies)
-    after(message.to.rank.value, delay, [this, message] { deliver(message); });
+  if (copies.empty()) note_strike(fault_kind::drop, *step, message, "lost");
+  if (copies.size() > 1) note_strike(fault_kind::duplicate, *step, message, "doubled");
+  for (const auto copy : copies) {
+    if (chaos.chance(current_faults.corruption)) {
+      std::string how;
+      demand(damage_is_noticed(message, chaos.next(), &how), "I6", "a damaged frame is taken");
+      note_strike(fault_kind::corrupt, *step, message, "damaged, dropped for its " + how);
+      continue;
+    }
+    if (copy.late)
+      note_strike(fault_kind::delay, *step, message,
+                  std::to_string(copy.delay.count()) + " us late");
+    auto delay = copy.delay;
+    if (current_faults.in_order) {
+      line.due_at = std::max(line.due_at, now + delay);
+      delay = line.due_at - now;
+    }
+    after(message.to.rank.value, delay,
+          [this, message, step = *step, number] { arrive(message, step, number); });
+  }
+}
+
+void world::arrive(const envelope& message, protocol_step step, std::uint64_t number) {
+  auto& line = lines_[{message.from.rank, message.to.rank}];
+  if (number < line.arrived) note_strike(fault_kind::reorder, step, message, "overtaken");
+  line.arrived = std::max(line.arrived, number);
+  deliver(message);
 }
 
 void world::deliver(const envelope& message) {
@@ -39,6 +73,7 @@ void world::deliver(const envelope& message) {
   check_delivery(*this, message);
   effects out;
   plant_before(message);
+  note_refusal(message);
   switch (message.to.role) {
   case role_kind::engine:
   case role_kind::worker:
@@ -59,6 +94,11 @@ void world::to_machine(const envelope& message, time_point local_now, effects& o
   case role_kind::rank:
     return step(n.rank, message, local_now, out);
   case role_kind::sidecar:
+    if (std::get_if<lease_grant>(&message.body) && n.sidecar.now_in == sidecar_machine::phase::idle
+        && chaos.chance(current_faults.lease_refusal)) {
+      const auto no = *refusal_of(message.body, "planted refusal of a lease");
+      return out.push_back({message.to, message.from, {}, n.sidecar.who.stamp, no});
+    }
     return step(n.sidecar, message, local_now, out);
   case role_kind::planner:
     return step(planner, message, local_now, out);
@@ -116,12 +156,17 @@ void world::note_delivery(const envelope& m) {
   write_trace("", m);
 }
 
-void world::write_trace(const char* what_happened, const envelope& m) {
+void world::write_trace(const std::string& line) {
+  constexpr std::size_t columns_max = 240;
+  const auto us = (now.time_since_epoch() - microseconds{1'000'000}).count();
+  if (trace) *trace << fmt::format("{:10.6f} {:.{}}\n", us * 1e-6, line, columns_max);
+}
+
+void world::write_trace(const std::string& what_happened, const envelope& m) {
   if (!trace) return;
   std::ostringstream line;
-  line << now.time_since_epoch().count() << ' ' << what_happened << m;
-  constexpr std::size_t columns_max = 240;
-  *trace << line.str().substr(0, columns_max) << '\n';
+  line << what_happened << m;
+  write_trace(line.str());
 }
 
 // --- the trainer
@@ -156,6 +201,8 @@ void world::order_rollout() {
 
 void world::next_order() {
   auto& t = trainer;
+  if (t.now_in >= trainer_model::stage::stopping) return;
+  refused_restoring_ = false;
   const auto self = role_at(rank_id{0}, role_kind::trainer);
   const auto to_planner = role_at(rank_id{0}, role_kind::planner);
   if (t.next_rollout == 1 && t.version == 1) {
