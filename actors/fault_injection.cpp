@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cassert>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -11,6 +12,9 @@
 
 namespace adafloor {
 namespace {
+
+/// A process that sends nothing else overtakes nothing: then it is a delay.
+constexpr std::chrono::milliseconds reorder_max{1000};
 
 std::vector<std::string> message_names() {
   std::vector<std::string> names;
@@ -20,36 +24,9 @@ std::vector<std::string> message_names() {
   return names;
 }
 
-/// Said to the role that asked, in the words of the protocol.
-struct refusal_of {
-  static inline const std::string why = "refused on purpose by a fault rule";
-  std::optional<any_message> operator()(const prepare_transition& m) const {
-    return refused{m.epoch, refusal::no_memory, why};
-  }
-  std::optional<any_message> operator()(const engine_prepare& m) const {
-    return engine_refused{m.epoch, refusal::no_memory, why};
-  }
-  std::optional<any_message> operator()(const move_offer& m) const {
-    return move_refused{m.key, why};
-  }
-  std::optional<any_message> operator()(const engine_receive_begin& m) const {
-    return move_refused{m.key, why};
-  }
-  std::optional<any_message> operator()(const lease_grant& m) const {
-    return lease_denied{m.lease, why};
-  }
-  std::optional<any_message> operator()(const update_weights& m) const {
-    return weights_refused{m.version, why};
-  }
-  template <class M>
-  std::optional<any_message> operator()(const M&) const {
-    return std::nullopt;
-  }
-};
-
 bool can_be_refused(const std::string& name) {
   bool found = false;
-#define X(n, T) found |= name == #T && refusal_of{}(T{}).has_value();
+#define X(n, T) found |= name == #T && refusal_of(T{}, {}).has_value();
   ADAFLOOR_FOR_EACH_MESSAGE(X)
 #undef X
   return found;
@@ -70,18 +47,17 @@ bool may_be_lost(const envelope& e) {
 }
 
 template <class E>
-std::optional<E> named(const std::string& name) {
-  for (int i = 1; i <= static_cast<int>(enum_max(E{})); ++i)
-    if (name == name_of(static_cast<E>(i))) return static_cast<E>(i);
-  return std::nullopt;
-}
-
-template <class E>
-std::string names_of() {
+std::string names_up_to(E last) {
   std::string all;
-  for (int i = 1; i <= static_cast<int>(enum_max(E{})); ++i)
+  for (int i = 1; i <= static_cast<int>(last); ++i)
     all += (i > 1 ? ", " : "") + std::string(name_of(static_cast<E>(i)));
   return all;
+}
+
+/// Takes messages, not processes, out of their order or their number.
+bool is_about_delivery(fault_kind k) {
+  return k == fault_kind::drop || k == fault_kind::duplicate || k == fault_kind::reorder
+         || k == fault_kind::corrupt;
 }
 
 /// Sets what `key` names. Errors: bad_input; says only what is allowed.
@@ -94,14 +70,15 @@ result<void> read_word(const std::string& key, const std::string& value, fault_r
     return {};
   }
   if (key == "do") {
-    const auto act = named<fault_action>(value);
-    if (!act) return bad_input("must be one of " + names_of<fault_action>());
+    const auto act = named_member<fault_kind>(value);
+    if (!act || *act > last_kind_of_rules)
+      return bad_input("must be one of " + names_up_to(last_kind_of_rules));
     rule->act = *act;
     return {};
   }
   if (key == "role") {
-    rule->role = named<role_kind>(value);
-    if (!rule->role) return bad_input("must be one of " + names_of<role_kind>());
+    rule->role = named_member<role_kind>(value);
+    if (!rule->role) return bad_input("must be one of " + names_up_to(enum_max(role_kind{})));
     return {};
   }
   std::uint32_t number = 0;
@@ -145,11 +122,6 @@ void freeze(std::uint32_t ms) {
 
 } // namespace
 
-const char* name_of(fault_action a) {
-  constexpr const char* names[] = {"", "drop", "duplicate", "delay", "refuse", "crash", "freeze"};
-  return names[static_cast<std::size_t>(a)];
-}
-
 result<fault_rule> parse_fault(const std::string& text) {
   fault_rule rule;
   bool acts = false;
@@ -170,20 +142,20 @@ result<fault_rule> parse_fault(const std::string& text) {
         && std::find(point.actions.begin(), point.actions.end(), rule.act) == point.actions.end())
       return bad_input("--fault \"" + text + "\": " + name_of(rule.act)
                        + " is not possible there; `adafloor faults list` says what is");
-  if (rule.act == fault_action::delay && rule.ms == 0)
-    return bad_input("--fault \"" + text + "\": a delay needs ms=N, above 0");
+  if ((rule.act == fault_kind::delay || rule.act == fault_kind::slow) && rule.ms == 0)
+    return bad_input("--fault \"" + text + "\": " + name_of(rule.act) + " needs ms=N, above 0");
   return rule;
 }
 
 std::vector<fault_point> fault_points() {
   std::vector<fault_point> points;
   for (const auto& name : message_names()) {
-    std::vector<fault_action> actions;
-    if (!is_local(name))
-      actions.insert(actions.end(), {fault_action::drop, fault_action::duplicate});
-    actions.push_back(fault_action::delay);
-    if (can_be_refused(name)) actions.push_back(fault_action::refuse);
-    actions.insert(actions.end(), {fault_action::crash, fault_action::freeze});
+    std::vector<fault_kind> actions;
+    for (int i = 1; i <= static_cast<int>(last_kind_of_rules); ++i) {
+      const auto kind = static_cast<fault_kind>(i);
+      if (is_local(name) && is_about_delivery(kind)) continue;
+      if (kind != fault_kind::refuse || can_be_refused(name)) actions.push_back(kind);
+    }
     points.push_back({name, std::move(actions)});
   }
   return points;
@@ -212,11 +184,10 @@ const fault_rule* fault_injector::strike(const envelope& e) {
   const fault_rule* hit = nullptr;
   std::lock_guard lock(mutex_);
   for (auto& [rule, seen] : rules_) {
-    const bool here =
-        rule.at == name && (!rule.rank || *rule.rank == self_)
-        && (!rule.from || *rule.from == e.from.rank) && (!rule.role || *rule.role == e.to.role)
-        && (may_be_lost(e)
-            || (rule.act != fault_action::drop && rule.act != fault_action::duplicate));
+    const bool here = rule.at == name && (!rule.rank || *rule.rank == self_)
+                      && (!rule.from || *rule.from == e.from.rank)
+                      && (!rule.role || *rule.role == e.to.role)
+                      && (may_be_lost(e) || !is_about_delivery(rule.act));
     if (!here) continue;
     const auto number = seen++;
     const bool struck = number >= rule.skip && (rule.count == 0 || number < rule.skip + rule.count);
@@ -226,36 +197,73 @@ const fault_rule* fault_injector::strike(const envelope& e) {
 }
 
 void fault_injector::pass(const envelope& e) {
+  const auto overtaken = take_overtaken(e.from.rank);
+  strike_or_deliver(e);
+  for (const auto& earlier : overtaken)
+    deliver_(earlier);
+}
+
+std::vector<envelope> fault_injector::take_overtaken(rank_id by) {
+  std::vector<envelope> taken;
+  std::lock_guard lock(mutex_);
+  for (auto d = delayed_.begin(); d != delayed_.end();) {
+    if (d->overtaken && d->what.from.rank == by) {
+      taken.push_back(std::move(d->what));
+      d = delayed_.erase(d);
+    } else {
+      ++d;
+    }
+  }
+  return taken;
+}
+
+void fault_injector::hold(const envelope& e, std::chrono::milliseconds time, bool overtaken) {
+  std::lock_guard lock(mutex_);
+  delayed_.push_back({clock::now() + time, e, overtaken});
+  wake_.notify_one();
+}
+
+void fault_injector::strike_or_deliver(const envelope& e) {
   const auto* rule = strike(e);
   if (rule == nullptr) return deliver_(e);
   std::fprintf(stderr, "fault injected: %s %s from %s of rank %u at %s of rank %u\n",
                name_of(rule->act), rule->at.c_str(), name_of(e.from.role), e.from.rank.value,
                name_of(e.to.role), self_.value);
+  const std::chrono::milliseconds time(rule->ms);
   switch (rule->act) {
-  case fault_action::drop:
+  case fault_kind::drop:
     return;
-  case fault_action::duplicate:
+  case fault_kind::duplicate:
     deliver_(e);
     return deliver_(e);
-  case fault_action::delay: {
-    std::lock_guard lock(mutex_);
-    delayed_.push_back({clock::now() + std::chrono::milliseconds(rule->ms), e});
-    return wake_.notify_one();
+  case fault_kind::delay:
+    return hold(e, time, false);
+  case fault_kind::reorder:
+    return hold(e, reorder_max, true);
+  case fault_kind::corrupt: {
+    const bool noticed = damage_is_noticed(e, clock::now().time_since_epoch().count());
+    assert(noticed);
+    return;
   }
-  case fault_action::refuse: {
+  case fault_kind::refuse: {
     envelope answer;
     answer.from = e.to;
     answer.to = e.from;
     answer.stamp = e.stamp;
-    answer.body = *std::visit(refusal_of{}, e.body);
+    answer.body = *refusal_of(e.body, "refused on purpose by a fault rule");
     return post_(answer);
   }
-  case fault_action::crash:
-    kill(getpid(), SIGKILL);
-    return;
-  case fault_action::freeze:
+  case fault_kind::slow:
+    std::this_thread::sleep_for(time);
+    return deliver_(e);
+  case fault_kind::freeze:
     freeze(rule->ms);
     return deliver_(e);
+  case fault_kind::crash:
+    kill(getpid(), SIGKILL);
+    return;
+  default:
+    assert(!"a kind that no rule can have");
   }
 }
 

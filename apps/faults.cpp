@@ -23,8 +23,9 @@ void list_points() {
          "  adafloor run --fault \"at=kv_ready rank=3 do=drop count=2\" ...\n"
          "Words of a rule: at, do; rank (where it arrives), from (rank that sent it), role; "
          "skip (arrivals let through\nfirst, 0), count (arrivals hit then, 1; 0: all), ms (of "
-         "delay and freeze; a freeze without it lasts).\nMessages between a rank and its own "
-         "engine or worker, and those of the trainer, are never dropped or doubled.\n";
+         "delay, slow and freeze; a freeze without it lasts).\nMessages between a rank and its own "
+         "engine or worker, and those of the trainer, are never dropped, doubled, reordered or "
+         "corrupted.\n";
   std::cout << "\nBugs that `adafloor faults run --mutant NAME` plants in simulated worlds:\n";
   for (int m = 1; m <= static_cast<int>(enum_max(sim::mutant{})); ++m)
     std::cout << fmt::format("{:<38} {}\n", name_of(static_cast<sim::mutant>(m)),

@@ -58,7 +58,7 @@ BOOST_AUTO_TEST_CASE(a_rule_is_read_whole) {
       parse_fault("at=settled do=delay rank=2 from=3 role=planner skip=4 count=5 ms=6");
   BOOST_REQUIRE(rule.has_value());
   BOOST_TEST(rule->at == "settled");
-  BOOST_TEST((rule->act == fault_action::delay));
+  BOOST_TEST((rule->act == fault_kind::delay));
   BOOST_TEST((rule->rank == rank_id(2) && rule->from == rank_id(3)));
   BOOST_TEST((rule->role == role_kind::planner));
   BOOST_TEST((rule->skip == 4 && rule->count == 5 && rule->ms == 6));
@@ -67,7 +67,8 @@ BOOST_AUTO_TEST_CASE(a_rule_is_read_whole) {
 BOOST_AUTO_TEST_CASE(wrong_rules_are_named_with_what_is_allowed) {
   for (const auto& [text, said] :
        {std::pair{"at=setled do=drop", "at=setled: no such message"},
-        {"at=settled do=explode", "must be one of drop, duplicate, delay, refuse, crash, freeze"},
+        {"at=settled do=explode",
+         "must be one of drop, duplicate, delay, reorder, corrupt, refuse, slow, freeze, crash"},
         {"at=settled", "must say at=MESSAGE and do=ACTION"},
         {"do=drop", "must say at=MESSAGE and do=ACTION"},
         {"at=settled do=drop rank=x", "rank=x: must be a whole number"},
@@ -75,7 +76,11 @@ BOOST_AUTO_TEST_CASE(wrong_rules_are_named_with_what_is_allowed) {
         {"at=settled drop", "'drop' must be KEY=VALUE"},
         {"at=settled do=refuse", "refuse is not possible there"},
         {"at=engine_commit do=drop", "drop is not possible there"},
-        {"at=settled do=delay", "a delay needs ms=N"},
+        {"at=settled do=delay", "delay needs ms=N"},
+        {"at=settled do=slow", "slow needs ms=N"},
+        {"at=settled do=disk_full", "must be one of drop"},
+        {"at=engine_commit do=corrupt", "corrupt is not possible there"},
+        {"at=run_unit do=reorder", "reorder is not possible there"},
         {"at=settled do=drop role=boss", "role=boss: must be one of rank, planner"}}) {
     const auto rule = parse_fault(text);
     BOOST_REQUIRE(!rule.has_value());
@@ -127,6 +132,40 @@ BOOST_AUTO_TEST_CASE(the_delayed_comes_behind_what_came_meanwhile) {
   BOOST_TEST((got == std::vector<std::uint64_t>{2, 1} || got == std::vector<std::uint64_t>{1, 2}));
 }
 
+BOOST_AUTO_TEST_CASE(the_reordered_is_overtaken_by_the_next_of_its_process) {
+  process p({"at=settled do=reorder skip=1"});
+  p.pass({1, 2}, 1);
+  p.pass({3}, 2); // of another process: overtakes nothing
+  BOOST_TEST(p.got() == (std::vector<std::uint64_t>{1, 3}), boost::test_tools::per_element());
+  p.pass({4}, 1);
+  BOOST_TEST(p.got() == (std::vector<std::uint64_t>{1, 3, 4, 2}), boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(the_reordered_comes_even_when_nothing_follows) {
+  process p({"at=settled do=reorder"});
+  p.pass({1});
+  for (int i = 0; i < 2000 && p.got().empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  BOOST_TEST(p.got() == std::vector<std::uint64_t>{1}, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(the_damaged_never_arrives) {
+  process p({"at=settled do=corrupt count=2"});
+  p.pass({1, 2, 3});
+  BOOST_TEST(p.got() == std::vector<std::uint64_t>{3}, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(any_damaged_bit_is_noticed) {
+  for (std::uint64_t bit = 0; bit < 2000; ++bit)
+    BOOST_TEST(damage_is_noticed(settled_at(1, 0, 7), bit), bit);
+}
+
+BOOST_AUTO_TEST_CASE(a_slow_process_keeps_order) {
+  process p({"at=settled do=slow ms=1 skip=1 count=2"});
+  p.pass({1, 2, 3, 4});
+  BOOST_TEST(p.got() == (std::vector<std::uint64_t>{1, 2, 3, 4}), boost::test_tools::per_element());
+}
+
 BOOST_AUTO_TEST_CASE(what_is_delayed_for_long_does_not_hold_up_the_end) {
   process p({"at=settled do=delay ms=100000"});
   p.pass({1});
@@ -150,7 +189,8 @@ BOOST_AUTO_TEST_CASE(a_refusal_goes_back_to_the_role_that_asked) {
 }
 
 BOOST_AUTO_TEST_CASE(messages_of_the_own_engine_are_never_lost_or_doubled) {
-  process p({"at=settled do=drop", "at=settled do=duplicate"});
+  process p({"at=settled do=drop", "at=settled do=duplicate", "at=settled do=reorder",
+             "at=settled do=corrupt"});
   auto e = settled_at(0, 0, 3);
   e.from.role = role_kind::engine;
   p.faults->pass(e);

@@ -156,6 +156,30 @@ BOOST_FIXTURE_TEST_CASE(each_message_of_a_move_comes_late, elastic_run) {
     same({"at=" + m + " do=delay ms=150"});
 }
 
+BOOST_FIXTURE_TEST_CASE(damaged_messages_are_dropped_and_said_again, elastic_run) {
+  same(each(rollout_messages, "do=corrupt"));
+  for (const auto& m : transition_messages)
+    same({"at=" + m + " do=corrupt"});
+  for (const std::string m : {"kv_ready", "move_committed"})
+    same({"at=" + m + " do=corrupt"}, {}, has_moved);
+}
+
+BOOST_FIXTURE_TEST_CASE(messages_are_overtaken_by_later_ones, elastic_run) {
+  same(each(rollout_messages, "do=reorder count=2"));
+  for (const auto& m : transition_messages)
+    same({"at=" + m + " do=reorder"});
+  for (const std::string m : {"move_offer", "kv_ready", "kv_taken", "move_committed"})
+    same({"at=" + m + " do=reorder"});
+}
+
+BOOST_FIXTURE_TEST_CASE(slow_processes_hold_up_the_others_only, elastic_run) {
+  for (const std::string fault :
+       {"at=rank_progress rank=0 do=slow ms=2 count=0",
+        "at=prepare_transition rank=2 do=slow ms=100", "at=engine_commit rank=1 do=slow ms=100",
+        "at=kv_ready do=slow ms=50", "at=engine_receive_round do=slow ms=50"})
+    same({fault});
+}
+
 BOOST_FIXTURE_TEST_CASE(a_refused_transition_is_aborted, elastic_run) {
   for (const std::string at : {"prepare_transition", "engine_prepare"})
     same({"at=" + at + " do=refuse rank=2"}, {}, has_aborted);
