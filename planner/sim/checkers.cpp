@@ -140,6 +140,7 @@ static void check_quiescence(const world& w) {
     for (const auto& [key, move] : n.rank.rollout->inbound)
       demand(move.over(), "I9", rank_text(r) + " still takes a request");
     if (away) continue;
+    if (n.engine.failed()) continue; // news of it are on their way
     demand(n.engine.in_group() && n.engine.epoch() == w.planner.who.stamp.epoch, "I9",
            rank_text(r) + " is not in the full world");
     demand(n.engine.resident_count() == n.engine.home_or_owned(), "I9",
@@ -193,7 +194,11 @@ void check_end(const world& w) {
     demand((tokens.empty() && w.broker.units.at(unit).deaths == w.broker.config.unit_attempts_max)
                || tokens == true_answer({unit, std::vector<token_id>((unit - 1) % 5 + 1, 7), 4}),
            "I6", "a unit has a wrong answer");
-  const bool may_fail = w.what.crash || w.what.engine_failure || w.recorder.disk_full;
+  bool may_fail = w.what.crash || w.what.engine_failure || w.recorder.disk_full || w.what.may_fail;
+  for (std::size_t r = 1; r < w.nodes.size(); ++r) { // enough faults in a row are a failure, too
+    const auto& n = w.nodes[r];
+    may_fail |= std::max(n.silence_max, w.now - n.heard_at) > w.membership.config.silence_max;
+  }
   demand(may_fail || t.failed.empty(), "I10",
          "a rollout failed without cause: " + (t.failed.empty() ? "" : t.failed.front().text));
   const bool broken = w.planner.now_in == planner_machine::phase::failed;
@@ -203,9 +208,12 @@ void check_end(const world& w) {
     demand(t.failed.front().peer_lost
                && t.failed.front().text.find(rank_text(*w.what.crash)) != std::string::npos,
            "I10", "a lost rank is not named: " + t.failed.front().text);
-  for (std::uint32_t r = 0; r < w.nodes.size(); ++r)
-    demand(w.nodes[r].crashed || w.nodes[r].rank.stopping, "I10",
+  for (std::uint32_t r = 0; r < w.nodes.size(); ++r) {
+    const auto peer = w.membership.peers.find(rank_id{r});
+    const bool lost = peer != w.membership.peers.end() && peer->second.lost;
+    demand(w.nodes[r].crashed || w.nodes[r].rank.stopping || lost, "I10",
            rank_text(r) + " was not stopped");
+  }
 }
 
 } // namespace adafloor::sim

@@ -181,6 +181,8 @@ void engine_model::finish_step(bool all_ready) {
     switch_epoch(world_.rng.delay(10, 500));
   }
   if (member_) return begin_step();
+  for (auto& work : std::exchange(deferred_, {}))
+    work();
   log_tokens(true);
   become(rank_state::idle);
 }

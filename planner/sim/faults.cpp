@@ -130,6 +130,14 @@ std::optional<protocol_step> step_of(const any_message& message, transition_kind
       message);
 }
 
+bool is_between_processes(const std::string& name) {
+  bool found = false;
+#define X(n, T) found |= name == #T && step_of(T{}, transition_kind::contract).has_value();
+  ADAFLOOR_FOR_EACH_MESSAGE(X)
+#undef X
+  return found;
+}
+
 void fault_coverage::add(const fault_coverage& other) {
   for (std::size_t s = 0; s < steps; ++s)
     for (std::size_t k = 0; k < kinds; ++k)

@@ -69,6 +69,9 @@ const char* name_of(protocol_step);
 /// about, if it is about one. Nothing for messages that never leave their process.
 std::optional<protocol_step> step_of(const any_message& message, transition_kind kind);
 
+/// Whether messages of this name travel between processes.
+bool is_between_processes(const std::string& name);
+
 /// The member of `E` that has this name.
 template <class E>
 std::optional<E> named_member(const std::string& name) {

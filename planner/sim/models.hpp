@@ -116,6 +116,7 @@ public:
   void handle(const any_message& order);
   void fail(); ///< reports engine_failed and stops
 
+  bool failed() const { return broken_; }
   bool in_group() const { return member_; }
   bool quiescent() const { return quiescent_; }
   bool reserved() const { return prepared_.has_value(); }
@@ -223,6 +224,7 @@ public:
   void handle(const envelope& message);
   bool disk_full = false; ///< then nothing more is kept
   std::map<std::pair<rollout_id, request_id>, std::vector<token_id>> responses;
+  std::map<std::pair<rollout_id, request_id>, std::uint32_t> written; ///< times
   std::map<std::uint64_t, std::vector<token_id>> answers;
   /// The token log: by response, token by index.
   std::map<std::pair<rollout_id, request_id>, std::map<std::uint32_t, token_id>> tokens;

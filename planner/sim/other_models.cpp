@@ -69,6 +69,7 @@ void recorder_model::handle(const envelope& message) {
   if (auto* done = std::get_if<response>(&message.body)) {
     const auto key = std::pair(done->rollout, done->request);
     world_.after(self_.value, disk, [this, own, key, tokens = done->tokens] {
+      ++written[key];
       repeated += !responses.emplace(key, tokens).second;
       world_.tell(
           {own, role_at(self_, role_kind::planner), {}, {}, response_kept{key.first, key.second}},

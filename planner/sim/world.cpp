@@ -61,6 +61,7 @@ world::world(scenario s)
         {rank_machine(rank, first_fence(), now + skew), sidecar_machine(sidecar, first_fence()),
          engine_model(*this, rank_id{r}, what.world_size, what.experts, first_fence().epoch),
          worker_model(*this, rank_id{r}), incarnation, skew, time_point{}, false});
+    nodes.back().heard_at = now;
     if (rng.chance(0.15)) nodes.back().engine.step_us *= 4;
   }
   if (what.unkillable) nodes[*what.unkillable].worker.unkillable = true;
@@ -70,30 +71,43 @@ world::world(scenario s)
 }
 
 void world::run() {
-  const auto began = now;
-  after(0, microseconds{0}, [this] { next_order(); });
+  begin();
   while (trainer.now_in != trainer_model::stage::stopped) {
-    demand(!queue_.empty(), "I10", "nothing will ever happen again");
+    demand(advance(), "I10", "nothing will ever happen again");
+    demand(now - began_at < what.time_limit, "I10", "the job did not end in time");
+  }
+  check_end(*this);
+}
+
+void world::begin() {
+  after(0, microseconds{0}, [this] { next_order(); });
+}
+
+time_point world::next_at() const {
+  return queue_.empty() ? time_point::max() : time_point{microseconds{queue_.top().at}};
+}
+
+bool world::advance() {
+  while (!queue_.empty()) {
     auto next = std::move(const_cast<event&>(queue_.top()));
     queue_.pop();
-    if (nodes[next.node].crashed) continue;
-    if (const auto until = nodes[next.node].paused_until.time_since_epoch().count();
-        next.at < until) {
+    auto& node = nodes[next.node];
+    if (node.crashed) continue;
+    if (const auto until = node.paused_until.time_since_epoch().count(); next.at < until) {
       next.at = until; // keeps its number: order within the node stays
       queue_.push(std::move(next));
       continue;
     }
-    now = time_point{microseconds{next.at}};
-    if (now - began > what.faults_end) current_faults = {};
-    demand(now - began < what.time_limit, "I10", "the job did not end in time");
+    now = std::max(now, time_point{microseconds{next.at}});
+    if (now - began_at > what.faults_end) current_faults = {};
     ++events;
     next.work();
     check_node(*this, next.node);
-    if (now < nodes[next.node].slow_until)
-      nodes[next.node].paused_until = now + chaos.delay(100, 2'000);
-    if (!fault_struck_ && now - began >= what.fault_at) strike(next.node);
+    if (now < node.slow_until) node.paused_until = now + chaos.delay(100, 2'000);
+    if (!fault_struck_ && now - began_at >= what.fault_at) strike(next.node);
+    return true;
   }
-  check_end(*this);
+  return false;
 }
 
 void world::after(std::uint32_t n, microseconds delay, std::function<void()> work) {

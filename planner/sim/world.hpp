@@ -42,9 +42,10 @@ struct scenario {
   microseconds fault_at{0};
   std::optional<aimed_fault> aimed; ///< after fault_at
   bool update_weights = true;
-  double moves = 0; ///< chance of an order to move a request, per tick
-  exit_rules rules; ///< how exits are decided; forecasts are made with the requests
-  int places = 64;  ///< requests that decisions put on one rank
+  bool may_fail = false; ///< with a clear error, though nothing of the above is to blame
+  double moves = 0;      ///< chance of an order to move a request, per tick
+  exit_rules rules;      ///< how exits are decided; forecasts are made with the requests
+  int places = 64;       ///< requests that decisions put on one rank
   mutant bug = mutant::none;
 };
 
@@ -59,7 +60,9 @@ struct node {
   time_point paused_until;
   bool crashed = false;
   time_point slow_until;
-  std::uint32_t side = 0; ///< of a cut network; nothing passes between two sides
+  time_point heard_at;         ///< its heartbeat came to rank 0
+  microseconds silence_max{0}; ///< longest time between two of them
+  std::uint32_t side = 0;      ///< of a cut network; nothing passes between two sides
 };
 
 /// Steps that a rank takes part in.
@@ -85,8 +88,13 @@ class world final : public host {
 public:
   explicit world(scenario what);
 
-  /// Until the trainer has stopped the job. Throws `violation`.
+  /// Until the trainer has stopped the job. Throws `violation`, as do the next two.
   void run();
+  /// The same in parts: begin once, then one event after the other; false when nothing is left.
+  void begin();
+  bool advance();
+  /// When the next event is due; the end of time when nothing is left.
+  time_point next_at() const;
 
   // --- host
   void after(std::uint32_t node, microseconds delay, std::function<void()> work) override;
@@ -108,6 +116,19 @@ public:
   void note_fault(fault_kind kind, rank_id rank) override;
   bool may_refuse_restoring() override { return !std::exchange(refused_restoring_, true); }
 
+  /// Request number `number` of the order for a rollout.
+  rollout_request request_of(rollout_id rollout, std::uint32_t number) const;
+  /// Messages between processes that wait for a test, by name of the barrier.
+  struct door {
+    std::string message;       ///< name
+    std::optional<rank_id> at; ///< none: every rank
+    bool closed = true;
+    std::vector<envelope> waiting;
+  };
+  std::map<std::string, door> doors;
+  void open(const std::string& name);
+
+  void strike_at(std::uint32_t n, fault_kind kind);
   /// What rank `n` does at this moment, read off the machines.
   step_set steps_at(std::uint32_t n) const;
   /// Cuts these ranks off from the others, until `heal`.
@@ -117,6 +138,7 @@ public:
   scenario what;
   fault_profile current_faults;
   time_point now{microseconds{1'000'000}};
+  const time_point began_at{now};
   std::deque<node> nodes; ///< by rank; node 0 also runs the five below
   planner_machine planner;
   broker_machine broker;
@@ -149,7 +171,6 @@ private:
   void note_refusal(const envelope& message);
   void arrive(const envelope& message, protocol_step step, std::uint64_t number);
   void strike(std::uint32_t n);
-  void strike_at(std::uint32_t n, fault_kind kind);
   void strike_by_chance(std::uint32_t n);
   bool apart(rank_id a, rank_id b) const { return nodes[a.value].side != nodes[b.value].side; }
   void finish_if_complete(const std::pair<epoch_id, std::uint64_t>& key);

@@ -147,6 +147,16 @@ void world::heal() {
     finish_if_complete(key);
 }
 
+/// Those that waited arrive now, in the order in which they came.
+void world::open(const std::string& name) {
+  const auto found = doors.find(name);
+  if (found == doors.end()) return;
+  found->second.closed = false;
+  for (auto& message : std::exchange(found->second.waiting, {}))
+    after(message.to.rank.value, microseconds{0},
+          [this, message = std::move(message)] { deliver(message); });
+}
+
 namespace {
 
 using planner_phase = planner_machine::phase;

@@ -61,6 +61,15 @@ void world::send(envelope message) {
 }
 
 void world::arrive(const envelope& message, protocol_step step, std::uint64_t number) {
+  for (auto& [name, door] : doors)
+    if (door.closed && door.message == name_of(message.body)
+        && (!door.at || *door.at == message.to.rank))
+      return door.waiting.push_back(message);
+  if (step == protocol_step::membership && message.to.role == role_kind::membership) {
+    auto& sender = nodes[message.from.rank.value];
+    sender.silence_max = std::max(sender.silence_max, now - sender.heard_at);
+    sender.heard_at = now;
+  }
   auto& line = lines_[{message.from.rank, message.to.rank}];
   if (number < line.arrived) note_strike(fault_kind::reorder, step, message, "overtaken");
   line.arrived = std::max(line.arrived, number);
@@ -171,17 +180,22 @@ void world::write_trace(const std::string& what_happened, const envelope& m) {
 
 // --- the trainer
 
+rollout_request world::request_of(rollout_id rollout, std::uint32_t number) const {
+  rollout_request r;
+  r.id = request_id{number};
+  r.random_key = mix(what.seed, rollout.value * 10'000ull + number);
+  r.prompt = {1, 2, 3};
+  r.max_tokens = what.max_tokens;
+  return r;
+}
+
 void world::order_rollout() {
   auto& t = trainer;
   t.order = {};
   t.order.rollout = rollout_id{t.next_rollout};
   t.order.rules = what.rules;
   for (std::uint32_t i = 0; i < what.requests; ++i) {
-    rollout_request r;
-    r.id = request_id{i};
-    r.random_key = mix(what.seed, t.next_rollout * 10'000ull + i);
-    r.prompt = {1, 2, 3};
-    r.max_tokens = what.max_tokens;
+    const auto r = request_of(t.order.rollout, i);
     t.order.requests.push_back(r);
     t.order.homes.emplace_back(static_cast<std::uint32_t>(rng.below(what.world_size)));
     t.order.rules.prompts.push_back(i);
