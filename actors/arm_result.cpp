@@ -207,6 +207,30 @@ json quarantine_json(const rank_quarantined& q) {
           {"text", q.text}};
 }
 
+json lost_json(const rank_lost& l) {
+  return {{"rank", l.rank.value},
+          {"world_size", l.world_size},
+          {"silence_seconds", seconds_of(l.silence)},
+          {"text", l.text}};
+}
+
+json recovery_json(const recovery_record& r) {
+  json lost = json::array();
+  for (const auto rank : r.lost)
+    lost.push_back(rank.value);
+  const auto recovery = r.switched_at - r.began_at;
+  return {{"epoch", r.epoch.value},
+          {"lost", lost},
+          {"members", r.members},
+          {"silence_seconds", seconds_of(r.silence)},
+          {"recovery_seconds", seconds_of(recovery)},
+          {"stall_seconds", seconds_of(r.silence + recovery)},
+          {"requests_rebuilt", r.requests},
+          {"tokens_from_log", r.tokens},
+          {"prompt_tokens", r.prompt_tokens},
+          {"experts_reloaded", r.experts}};
+}
+
 double arm_books::mean_reward() const {
   return rewarded > 0 ? reward_sum / static_cast<double>(rewarded) : 0;
 }
@@ -218,6 +242,11 @@ json arm_books::to_json() const {
   json away = json::array();
   for (const auto& q : quarantined)
     away.push_back(quarantine_json(q));
+  json dead = json::array(), recovered = json::array();
+  for (const auto& l : lost)
+    dead.push_back(lost_json(l));
+  for (const auto& r : recoveries)
+    recovered.push_back(recovery_json(r));
   return {{"arm", arm},
           {"world_size", world_size},
           {"floor", floor},
@@ -234,6 +263,8 @@ json arm_books::to_json() const {
           {"migrations", moves_json(moves)},
           {"leases", leases_json(leases, lending)},
           {"quarantined", away},
+          {"ranks_lost", dead},
+          {"recoveries", recovered},
           {"sidecar",
            {{"completed", units_completed},
             {"correct", units_correct},

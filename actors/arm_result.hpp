@@ -77,6 +77,8 @@ struct arm_books {
   std::vector<lease_record> leases;
   lending_state lending;                     ///< the newest
   std::vector<rank_quarantined> quarantined; ///< in the whole job so far
+  std::vector<rank_lost> lost;               ///< likewise
+  std::vector<recovery_record> recoveries;
   std::uint64_t units_completed = 0, units_correct = 0, units_duplicate = 0;
   std::uint64_t units_scored = 0, units_executed = 0, units_called = 0;
   std::uint64_t units_failed = 0;              ///< of all kinds; they count above, too
@@ -98,6 +100,10 @@ json transition_json(const transition_record& t);
 json leases_json(const std::vector<lease_record>& leases, const lending_state& lending);
 json lease_json(const lease_record& l);
 json quarantine_json(const rank_quarantined& q);
+json lost_json(const rank_lost& l);
+/// The stall is the time in which the group decoded nothing: the silence that was waited for, and
+/// the recovery.
+json recovery_json(const recovery_record& r);
 /// `from`: the rank that gave the request away.
 json move_json(const request_moved& m, rank_id from);
 

@@ -91,9 +91,10 @@ engine_loop::~engine_loop() {
 
 void engine_loop::push(const envelope& command) {
   if (const auto* round = std::get_if<engine_receive_round>(&command.body))
-    moves_.pull(*round); // Need not wait for the running step.
-  else
-    enqueue(command);
+    return moves_.pull(*round); // Need not wait for the running step.
+  if (const auto* plan = std::get_if<engine_prepare>(&command.body); plan && plan->recover)
+    around_.abort_up_to(epoch_id{plan->epoch.value - 1}); // The running step never ends by itself.
+  enqueue(command);
 }
 
 void engine_loop::enqueue(command c) {
@@ -155,8 +156,15 @@ void engine_loop::handle(const envelope& e) {
 }
 
 void engine_loop::on(const engine_admit& m) {
-  for (const auto& r : m.requests)
-    if (auto added = engine_->add_request(to_engine(r)); !added) return give_up(added.error());
+  for (const auto& r : m.requests) {
+    auto spec = to_engine(r);
+    for (const auto& run : m.resumed)
+      if (run.request == r.id) {
+        spec.resumed = run.tokens;
+        spec.resumed_logprobs = run.logprobs;
+      }
+    if (auto added = engine_->add_request(std::move(spec)); !added) return give_up(added.error());
+  }
 }
 
 void engine_loop::on(const engine_start& m) {
@@ -179,11 +187,15 @@ void engine_loop::on(const response_kept& m) {
 void engine_loop::on(const engine_prepare& m) {
   if (next_ && next_->epoch == m.epoch) return; // A repeat; the answer is on its way.
   if (next_) {
-    if (next_->committed || m.epoch < next_->epoch)
+    if ((next_->committed && !m.recover) || m.epoch < next_->epoch)
       return tell(engine_refused{m.epoch, refusal::busy, "another transition is being prepared"});
     engine_->cancel_prepare();
   }
-  next_ = group_to_be{m.epoch, m.members, expert_map{m.owners}, {}, 0, false};
+  if (m.recover) {
+    stall({error_code::aborted, "ranks are lost"});
+    if (auto r = around_.renew_fabric(); !r) return give_up(r.error());
+  }
+  next_ = group_to_be{m.epoch, m.members, expert_map{m.owners}, {}, 0, false, m.recover, m.dead};
   if (!contains(m.members, options_.self)) return report_prepared(); // Leavers pull nothing.
   auto missing = engine_->prepare_experts(next_->owners);
   if (!missing) {
@@ -204,6 +216,8 @@ void engine_loop::pull_next() {
   const auto epoch = next_->epoch;
   const auto expert = next_->missing.back();
   const auto from = engine_->owners().owner_of[expert];
+  if (contains(next_->dead, from) || from == options_.self)
+    return enqueue(pull_done{epoch, expert, 0, "rank " + std::to_string(from.value) + " is lost"});
   const auto landing = std::make_shared<expert_landing>(engine_->open_expert_landing());
   std::vector<bytes_place> into{{landing->weights, landing->weights_bytes, &landing->digest},
                                 {landing->foot.data(), landing->foot.size()}};
@@ -251,7 +265,7 @@ void engine_loop::report_prepared() {
     }
     hash = expert_map_hash_add(hash, e, owners[e]);
   }
-  tell(engine_prepared{next_->epoch, hash, own, next_->bytes});
+  tell(engine_prepared{next_->epoch, hash, own, next_->bytes, around_.fabric_address()});
 }
 
 void engine_loop::on(const engine_abort& m) {
@@ -263,7 +277,11 @@ void engine_loop::on(const engine_abort& m) {
 void engine_loop::on(const engine_commit& m) {
   if (!next_ || next_->epoch != m.epoch || !next_->missing.empty()) return;
   next_->committed = true;
-  if (!stepping_) do_switch(); // No step of the old epoch can come any more.
+  next_->addresses = m.addresses;
+  const bool recovers = next_->recover;
+  if (recovers) stepping_ = false; // Told to start meanwhile, in a group that is no more.
+  if (!stepping_) do_switch();     // No step of the old epoch can come any more.
+  if (recovers && epoch_ == m.epoch) go_on_without_lost(m.decode);
 }
 
 void engine_loop::on(const engine_settle& m) {
@@ -301,7 +319,7 @@ void engine_loop::do_step() {
   const std::uint64_t kv_tokens = std::uint64_t{engine_->kv().used} * kv_page_tokens;
   const step_header mine{epoch_, step_, ready, live, finished_, kv_tokens};
   auto out = engine_->step(group_.get(), mine, holds_time());
-  if (!out) return give_up(out.error());
+  if (!out) return stall(out.error());
   if (out->paused_until > began) {
     set_state(rank_state::transition, began);
     set_state(work, out->paused_until);
@@ -397,12 +415,19 @@ void engine_loop::do_switch() {
     return give_up(r.error());
   group_.reset();
   if (contains(next.members, options_.self)) {
+    for (std::size_t i = 0; i < next.addresses.size() && i < next.members.size(); ++i)
+      if (auto r = around_.follow(next.members[i], next.addresses[i]); !r)
+        return give_up(r.error());
     auto group = groups_.take(next.epoch, next.members);
     if (!group) return give_up(group.error());
     group_ = std::move(*group);
   }
   epoch_ = next.epoch;
   step_ = 0;
+  if (next.recover) {
+    const auto since = std::exchange(stalled_at_, std::nullopt);
+    return tell(switched{epoch_, rollout_steps_, since ? now() - *since : microseconds{0}});
+  }
   const auto pause = pass_change(from, next, began);
   if (!pause) return give_up(pause.error());
   tell(switched{epoch_, rollout_steps_, *pause});
@@ -430,6 +455,27 @@ result<microseconds> engine_loop::pass_change(std::size_t from, const group_to_b
   state_ = rank_state::transition; // The rank's machine counts it so.
   set_state(rank_state::idle, pause->end);
   return pause->end - std::max(began, pause->begin);
+}
+
+/// The running step comes to no end, and has changed nothing. Where a peer is lost the group goes
+/// on without it once the membership has decided; until then this rank waits.
+void engine_loop::stall(const error& why) {
+  const bool lost = why.code == error_code::peer_lost || why.code == error_code::timed_out;
+  if (options_.emulated || (!lost && why.code != error_code::aborted)) return give_up(why);
+  if (stepping_) {
+    if (!stalled_at_) stalled_at_ = now();
+    set_state(rank_state::transition, now());
+  }
+  stepping_ = false;
+  if (lost) tell(engine_failed{options_.self, true, why.text});
+}
+
+/// Members may have been at different steps, and some at rest already: all begin anew.
+void engine_loop::go_on_without_lost(bool decode) {
+  stepping_ = decode && group_;
+  if (stepping_) return;
+  log_tokens(true);
+  set_state(group_ ? rank_state::idle : around_.outside, now());
 }
 
 void engine_loop::set_state(rank_state state, time_point at) {

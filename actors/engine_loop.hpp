@@ -36,6 +36,13 @@ struct engine_surroundings {
   std::function<void(rank_id from, std::string name, std::vector<bytes_place> into,
                      std::function<void(result<shared_bytes>)> done)>
       fetch;
+  /// Makes a running or later exchange of an epoch up to this one fail with `aborted`. Any thread.
+  std::function<void(epoch_id)> abort_up_to;
+  /// Where this rank takes part in exchanges: anew, since who died may have left a lock in what was
+  /// shared; as it is; and where another rank does from now on. The loop's thread.
+  std::function<result<void>()> renew_fabric;
+  std::function<std::string()> fabric_address;
+  std::function<result<void>(rank_id, const std::string&)> follow;
   /// Called on the loop's thread after the weights changed.
   std::function<void(weights_id)> weights_changed;
   /// From a token to the batch of the token log that holds it; zero: no log.
@@ -81,6 +88,9 @@ private:
     std::vector<std::uint32_t> missing; ///< experts; the last one is being pulled
     std::uint64_t bytes = 0;
     bool committed = false;
+    bool recover = false;
+    std::vector<rank_id> dead;               ///< whose experts come from the checkpoint
+    std::vector<std::string> addresses = {}; ///< of the members' exchanges
   };
   using command = std::variant<envelope, pull_done, kv_arrival>;
 
@@ -122,6 +132,8 @@ private:
   void record_step(const step_output& out, time_point began) const;
   void decide(const std::vector<step_header>& headers);
   void do_switch();
+  void stall(const error& why);
+  void go_on_without_lost(bool decode);
   result<microseconds> pass_change(std::size_t from, const group_to_be& next, time_point began);
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
@@ -143,8 +155,9 @@ private:
   std::optional<group_to_be> next_;
   rollout_id rollout_;
   bool stepping_ = false;
-  std::uint64_t step_ = 0;          ///< within the epoch; equal on all members
-  std::uint64_t rollout_steps_ = 0; ///< decode steps of this rank in the rollout
+  std::optional<time_point> stalled_at_; ///< a step was given up; until a recovery's switch
+  std::uint64_t step_ = 0;               ///< within the epoch; equal on all members
+  std::uint64_t rollout_steps_ = 0;      ///< decode steps of this rank in the rollout
   std::uint32_t finished_ = 0;
   std::uint64_t generated_ = 0;
   std::uint32_t live_told_ = 0;

@@ -100,8 +100,8 @@ struct transport_settings {
 };
 
 struct runtime_settings {
-  std::uint32_t heartbeat_ms = 500;  ///< between two signs of life
-  std::uint32_t failure_ms = 10000;  ///< silence after which a rank counts as failed
+  std::uint32_t heartbeat_ms = 1000; ///< between two signs of life
+  std::uint32_t failure_ms = 2800;   ///< silence after which a rank counts as lost
   std::uint32_t deadline_ms = 10000; ///< for one transition
   std::uint32_t start_ms = 60000;    ///< for all ranks to join
   std::uint32_t exchange_ms = 30000; ///< for one collective exchange of a step

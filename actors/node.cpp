@@ -112,6 +112,7 @@ private:
   std::unique_ptr<trainer> trainer_;
   std::promise<std::string> ended_; ///< the reason of the planner's stop
   std::atomic<bool> end_seen_{false};
+  std::atomic<bool> out_of_job_{false}; ///< declared dead; the others have gone on
 };
 
 result<void> node::start() {
@@ -251,6 +252,10 @@ result<void> node::start_engine() {
   around.fabric = fabric_.get();
   around.kept_groups = kept_groups(task_, self_);
   around.post = [this](envelope e) { router_.post(std::move(e)); };
+  around.abort_up_to = [this](epoch_id e) { fabric_->abort_up_to(e); };
+  around.renew_fabric = [this] { return fabric_->renew(); };
+  around.fabric_address = [this] { return fabric_->address(); };
+  around.follow = [this](rank_id r, const std::string& at) { return fabric_->follow(r, at); };
   around.weights_changed = [this](weights_id v) { fabric_->set_weights_version(v); };
   around.fetch = [this](rank_id from, const std::string& name, auto into, auto done) {
     auto answer = [done](result<pooled_buffer> b) {
@@ -287,8 +292,11 @@ void node::spawn_machines() {
   const fence stamp{term_id(1), epoch_id(1), weights_id(1)};
 
   router_.attach(role_kind::engine, [this](const envelope& e) {
-    if (const auto* end = std::get_if<stop>(&e.body); end && !end_seen_.exchange(true))
-      ended_.set_value(end->reason);
+    const auto* end = std::get_if<stop>(&e.body);
+    const auto* lost = std::get_if<member_lost>(&e.body);
+    if (lost) out_of_job_ = true;
+    if ((end || lost) && !end_seen_.exchange(true))
+      ended_.set_value(end ? end->reason : lost->reason);
     engine_->push(e);
   });
   router_.attach(role_kind::worker, [this](const envelope& e) {
@@ -301,7 +309,9 @@ void node::spawn_machines() {
   rank.incarnation = incarnation_;
   rank.heartbeat = milliseconds(task_.runtime.heartbeat_ms);
   rank.handoff.copy_max = milliseconds(task_.runtime.deadline_ms);
-  rank.planner_silence_max = milliseconds(task_.runtime.failure_ms);
+  // The planner's process has the most to do, and nobody takes its place.
+  rank.planner_silence_max =
+      std::max(milliseconds(task_.runtime.failure_ms), rank.planner_silence_max);
   auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
     spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
     router_.attach(role, spawned_.back());
@@ -346,6 +356,11 @@ void node::spawn_planner_machines() {
   membership.self = self_;
   membership.world_size = task_.world_size;
   membership.silence_max = milliseconds(task_.runtime.failure_ms);
+  // There are many emulated ranks on few cores, and a lost one ends the job.
+  constexpr microseconds emulated_silence_max{10'000'000};
+  if (is_emulated(task_))
+    membership.silence_max = std::max(membership.silence_max, emulated_silence_max);
+  membership.first_max = milliseconds(task_.runtime.start_ms); // Others may still load the model.
   broker_config broker;
   broker.self = self_;
   broker.grace = microseconds(static_cast<std::int64_t>(task_.sidecar.grace_seconds * 1e6));
@@ -359,6 +374,8 @@ void node::spawn_planner_machines() {
   planner.world_size = task_.world_size;
   planner.experts = engine_->facts().experts;
   planner.lockstep = is_emulated(task_);
+  planner.recover = !is_emulated(task_);
+  planner.peer_lost_max = milliseconds(task_.runtime.failure_ms) + microseconds{2'000'000};
   planner.transition.prepare_max = milliseconds(task_.runtime.deadline_ms);
   if (const auto options = arm_options(task_, task_.arms.front(), capacities_))
     planner.weighing = *options;
@@ -379,6 +396,10 @@ result<void> node::run() {
   constexpr int patience_polls = 20; ///< SIGTERM reaches rank 0, too; it stops everybody
   for (int polls_left = patience_polls; polls_left > 0;) {
     if (ended.wait_for(poll_every) == std::future_status::ready) {
+      if (out_of_job_)
+        return fail(error_code::peer_lost, ended.get()
+                                               + ", so it was declared lost; the others "
+                                                 "have gone on without it, and this process ends");
       link_->flush(microseconds{1'000'000});
       return {};
     }

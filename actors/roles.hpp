@@ -23,9 +23,9 @@ struct rank_role {
   using machine = rank_machine;
   using accepts = accept_list<
       // from membership and planner
-      heartbeat_seen, stop, admit_requests, start_rollout, response_kept, tokens_kept, end_rollout,
-      prepare_transition, abort_transition, commit_transition, settle_transition, update_weights,
-      move_request,
+      heartbeat_seen, member_lost, stop, admit_requests, start_rollout, response_kept, tokens_kept,
+      end_rollout, prepare_transition, abort_transition, commit_transition, settle_transition,
+      update_weights, move_request,
       // from other ranks and, about the same, the own engine
       move_offer, move_accepted, move_refused, kv_ready, kv_taken, move_committed, move_rejected,
       move_cancel, move_cancelled,

@@ -59,6 +59,7 @@ result<void> trainer::run_arm(const std::string& arm) {
   books_.arm = arm;
   books_.world_size = task_.world_size;
   books_.quarantined = quarantined_;
+  books_.lost = lost_;
   const auto options = arm_options(task_, arm, around_.capacities);
   if (!options) return tl::unexpected(options.error());
   books_.floor = arm == "vanilla" ? task_.world_size : task_.ep.floor;

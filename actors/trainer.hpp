@@ -100,6 +100,8 @@ private:
   void on(const lease_record& m, const envelope& e);
   void on(const lending_state& m, const envelope& e);
   void on(const rank_quarantined& m, const envelope& e);
+  void on(const rank_lost& m, const envelope& e);
+  void on(const recovery_record& m, const envelope& e);
   void on(const transition_record& m, const envelope& e);
   void on(const request_moved& m, const envelope& e);
   void on(const weights_updated& m, const envelope& e);
@@ -120,6 +122,7 @@ private:
   std::optional<durable_file> responses_file_;
   std::optional<lease_queues> lent_;
   std::vector<rank_quarantined> quarantined_; ///< for the rest of the job
+  std::vector<rank_lost> lost_;               ///< likewise
   std::optional<token_log> tokens_file_;
   std::optional<error> disk_error_;
 

@@ -228,6 +228,21 @@ void trainer::on(const rank_quarantined& m, const envelope&) {
   events_.emit("quarantine", std::move(fields));
 }
 
+void trainer::on(const rank_lost& m, const envelope&) {
+  lost_.push_back(m);
+  books_.lost = lost_;
+  json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
+  fields.update(lost_json(m));
+  events_.emit("rank_lost", std::move(fields));
+}
+
+void trainer::on(const recovery_record& m, const envelope&) {
+  books_.recoveries.push_back(m);
+  json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
+  fields.update(recovery_json(m));
+  events_.emit("recovery", std::move(fields));
+}
+
 void trainer::on(const request_moved& m, const envelope& e) {
   if (!step_ || m.key.rollout != step_->rollout) return;
   books_.moves.push_back(m);

@@ -47,6 +47,7 @@ public:
                        + std::to_string(epoch.value) + "; epochs never fall");
     for (auto& h : held_)
       h.reset();
+    broken_.reset(); // A new epoch begins in step.
     epoch_ = epoch;
     return {};
   }
@@ -124,6 +125,7 @@ result<void> ucx_communicator::begin(const exchange_id& id,
   fabric_.floor = epoch_;
   ++fabric_.turns;
   fabric_.forget_below(epoch_, fabric_.turns);
+  fabric_.move_retired_on();
   ++fabric_.token;
   fabric_.sends_pending = 0; // what an earlier, failed exchange left is no longer waited for
   frame_head head;
@@ -254,15 +256,30 @@ result<std::unique_ptr<ucx_collective>> ucx_collective::open(options o) {
     return bad_input("rank " + std::to_string(o.self.value) + " in a world of "
                      + std::to_string(o.world_size) + "; ranks are 0-based");
   auto i = std::make_unique<impl>(std::move(o));
-  auto worker = ucx_worker::open(i->o.ucx, "adafloor-collective");
-  if (!worker) return tl::unexpected<error>(worker.error());
-  i->worker = std::move(*worker);
   i->abort_fd = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (i->abort_fd < 0)
     return fail(error_code::io, "no file descriptor left; raise the limit (ulimit -n)");
-  auto handled = i->worker->handle_messages(3, &impl::on_message, i.get());
-  if (!handled) return tl::unexpected<error>(handled.error());
+  if (auto opened = i->open_worker(); !opened) return tl::unexpected<error>(opened.error());
   return std::unique_ptr<ucx_collective>(new ucx_collective(std::move(i)));
+}
+
+result<void> ucx_collective::renew() {
+  impl_->retire_worker();
+  return impl_->open_worker();
+}
+
+result<void> ucx_collective::follow(rank_id peer, const std::string& address) {
+  if (peer.value >= impl_->o.world_size || address.empty()) return {};
+  auto& p = impl_->peers[peer.value];
+  if (peer == impl_->o.self || (p.endpoint && p.address == address)) return {};
+  impl_->worker->close(std::move(p.endpoint));
+  impl_->worker->reap();
+  p.loans.clear();
+  p.address = address;
+  auto endpoint = impl_->worker->connect(address); // Frames that it has sent already stay.
+  if (!endpoint) return tl::unexpected<error>(endpoint.error());
+  p.endpoint = std::move(*endpoint);
+  return {};
 }
 
 const std::string& ucx_collective::address() const {
@@ -320,6 +337,7 @@ void ucx_collective::progress() {
   constexpr int rounds_max = 64;
   for (int i = 0; i < rounds_max && impl_->worker->progress() > 0; ++i) {
   }
+  impl_->move_retired_on();
 }
 
 void ucx_collective::set_weights_version(weights_id version) {

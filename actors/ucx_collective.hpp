@@ -49,6 +49,14 @@ public:
   /// use; with another incarnation it replaces the old one. Self is not needed.
   result<void> connect(rank_id peer, const std::string& address, incarnation_id incarnation);
 
+  /// The same for a peer that was connected before and may have another address now; nothing
+  /// happens where it has not, or for no address.
+  result<void> follow(rank_id peer, const std::string& address);
+  /// Engine's thread, between exchanges: another address, and no connection. A process that is
+  /// killed while it writes into shared memory leaves what it had begun there, and nothing that
+  /// others send comes through behind it. Errors: those of open.
+  result<void> renew();
+
   /// Errors: bad_input (members not ascending, without self, not connected, or an epoch below the
   /// one in use). Cheap: no message, no file descriptor.
   result<std::unique_ptr<communicator>> make_group(epoch_id epoch,

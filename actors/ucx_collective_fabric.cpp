@@ -42,15 +42,51 @@ struct ucx_collective::impl::receiving {
   }
 };
 
+result<void> ucx_collective::impl::open_worker() {
+  auto opened = ucx_worker::open(o.ucx, "adafloor-collective");
+  if (!opened) return tl::unexpected<error>(opened.error());
+  worker = std::move(*opened);
+  return worker->handle_messages(message_id, &impl::on_message, this);
+}
+
+// Closing would wait for peers that are gone or about to do the same, and UCX aborts where a
+// connection is being made meanwhile: what there is stays until the end, and is moved on.
+void ucx_collective::impl::retire_worker() {
+  ++token; // What was being sent is no longer waited for.
+  sends_pending = 0;
+  retired_worker old;
+  old.worker = std::move(worker);
+  for (auto& p : peers) {
+    if (p.endpoint) old.endpoints.push_back(std::move(p.endpoint));
+    p.frames.clear();
+    p.loans.clear();
+    p.neighbourhood = 0;
+  }
+  parked_bytes = 0;
+  retired.push_back(std::move(old));
+}
+
+void ucx_collective::impl::move_retired_on() {
+  constexpr int rounds_max = 16;
+  for (auto& old : retired)
+    for (int i = 0; i < rounds_max && old.worker->progress() > 0; ++i) {
+    }
+}
+
 ucx_collective::impl::~impl() {
   closing = true;
+  for (auto& old : retired)
+    for (auto& endpoint : old.endpoints)
+      old.worker->close(std::move(endpoint));
   if (worker)
     for (auto& p : peers)
       worker->close(std::move(p.endpoint));
   // A receive under way writes into a buffer: give UCX a moment to finish or fail it.
   for (int i = 0; worker && receives_pending > 0 && i < 200; ++i) {
+    move_retired_on();
     if (worker->progress() == 0) ::poll(nullptr, 0, 1);
   }
+  retired.clear();
   worker.reset();
   if (abort_fd >= 0) ::close(abort_fd);
 }

@@ -29,11 +29,16 @@ struct ucx_collective::impl {
     bool unreadable = false;         // one side cannot read the other's memory
     std::map<std::pair<std::uint64_t, std::uint64_t>, loan> loans; // by epoch and turn
   };
+  struct retired_worker {
+    std::unique_ptr<ucx_worker> worker;
+    std::vector<std::unique_ptr<ucx_endpoint>> endpoints;
+  };
   struct sending;
   struct receiving;
 
   options o;
   std::unique_ptr<ucx_worker> worker;
+  std::vector<retired_worker> retired; // until the end
   std::vector<peer> peers;
   buffer_pool pool;
   int abort_fd = -1;
@@ -49,6 +54,9 @@ struct ucx_collective::impl {
   bool closing = false;
   collective_stats stats;
 
+  result<void> open_worker();
+  void retire_worker(); // and whatever was sent, lent and received
+  void move_retired_on();
   explicit impl(options given) : o(std::move(given)), peers(o.world_size), pool(o.pool_bytes) {}
   ~impl();
 

@@ -70,7 +70,10 @@ void add_run_worlds(CLI::App& faults, int* exit_code) {
   run->add_option("--kinds", words->kinds,
                   "kinds of fault that may strike, comma separated; all, none")
       ->capture_default_str();
-  run->add_flag("--leases", o.choice.leases, "worlds that are about leases above all");
+  auto* leases =
+      run->add_flag("--leases", o.choice.leases, "worlds that are about leases above all");
+  run->add_flag("--deaths", o.choice.deaths, "worlds in which ranks die, and others go on")
+      ->excludes(leases);
   run->add_option("--rollouts", o.choice.rollouts, "of every world")->check(CLI::Range(1, 100));
   run->add_option("--requests", o.choice.requests, "per rollout")->check(CLI::Range(1, 10000));
   run->add_option("--units", o.choice.units, "of work for leased ranks")

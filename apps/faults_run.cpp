@@ -151,6 +151,7 @@ bool run_mutants(const faults_run_options& o) {
     auto choice = o.choice;
     choice.bug = bug;
     choice.leases = choice_for(bug).leases;
+    choice.deaths = choice_for(bug).deaths;
     const auto found = catch_bug(o, choice);
     ++planted;
     caught += found.has_value();

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <csignal>
 #include <iostream>
+#include <set>
 
 namespace adafloor {
 namespace {
@@ -116,8 +117,12 @@ private:
       std::cerr << fmt::format("adafloor: rank 0 sent a line that is no event: {:.200}\n", line);
       return;
     }
+    if (event["event"] == "arm_begin") running_ = true;
+    if (event["event"] == "rank_lost") lost_.insert(event.value("rank", 0U));
     if (event["event"] == "done") {
       done_ = true;
+      for (const auto rank : lost_) // A frozen one never ends by itself.
+        ranks_.signal(rank, SIGKILL);
       stop_after(teardown_time);
     }
     if (event["event"] == "error" && error_text_.empty()) error_text_ = event.value("text", line);
@@ -133,9 +138,21 @@ private:
     stop_ranks();
   }
 
+  /// Whether the others may go on without it is for rank 0 to say: once they work together, a rank
+  /// that is killed is a rank that is lost, and so is one that lost the others.
+  bool may_be_outlived(const rank_exit& end) const {
+    return running_ && end.rank != 0 && (end.by_signal || end.status == 3);
+  }
+
   void note_exit(const rank_exit& end) {
     exits_.push_back(end);
-    if (!end.clean() && !stopping_) stop_after(settle_time);
+    if (!end.clean() && !stopping_) {
+      if (may_be_outlived(end))
+        std::cerr << fmt::format("adafloor: {}; the other ranks decide what becomes of the run\n",
+                                 describe(end));
+      else
+        stop_after(settle_time);
+    }
     if (end.rank == 0 && !done_) stop_after(settle_time); // nobody is left to end the others
   }
 
@@ -164,6 +181,7 @@ private:
     const auto weight = [](const rank_exit& e) { return e.by_signal ? 2 : e.status != 3 ? 1 : 0; };
     for (std::size_t i = 0; i < exits_.size(); ++i) {
       if (exits_[i].clean() || (stopping_ && i >= stopped_after_)) continue; // we ended that one
+      if (done_ && lost_.count(exits_[i].rank)) continue;                    // the others finished
       if (best == nullptr || weight(exits_[i]) > weight(*best)) best = &exits_[i];
     }
     return best;
@@ -191,7 +209,8 @@ private:
   std::string pending_, error_text_;
   std::vector<rank_exit> exits_;
   std::size_t stopped_after_ = 0;
-  bool done_ = false, interrupted_ = false, stopping_ = false;
+  std::set<std::uint32_t> lost_; ///< ranks that the others go on without
+  bool running_ = false, done_ = false, interrupted_ = false, stopping_ = false;
   clock::time_point deadline_ = clock::time_point::max();
 };
 

@@ -43,6 +43,16 @@ void progress::take(const json& event) {
                      reward ? fmt::format(", mean reward {:.3f}", *reward) : ""));
   }
   if (kind == "quarantine") line("warning: " + text_at(event, "text"));
+  if (kind == "rank_lost")
+    line(fmt::format("warning: {}; the job goes on with {:.0f} ranks", text_at(event, "text"),
+                     number_or_zero(event, "world_size")));
+  if (kind == "recovery")
+    line(fmt::format(
+        "recovered: {:.0f} ranks decode on after {:.2f} s ({:.2f} s of silence); {:.0f} requests "
+        "rebuilt, {:.0f} of their tokens from the log",
+        number_or_zero(event, "members"), number_or_zero(event, "stall_seconds"),
+        number_or_zero(event, "silence_seconds"), number_or_zero(event, "requests_rebuilt"),
+        number_or_zero(event, "tokens_from_log")));
   if (kind == "error") line("error: " + text_at(event, "text"));
 }
 

@@ -182,6 +182,10 @@ std::optional<rank_exit> rank_processes::reap() {
   return std::nullopt;
 }
 
+void rank_processes::signal(std::uint32_t rank, int signal) {
+  if (rank < pids_.size() && pids_[rank] > 0) kill(-pids_[rank], signal);
+}
+
 void rank_processes::signal_all(int signal) {
   for (const pid_t pid : pids_)
     if (pid > 0) kill(-pid, signal);

@@ -47,6 +47,8 @@ public:
   /// One process that has ended since the last call, if any. Does not block.
   std::optional<rank_exit> reap();
 
+  /// To the process of this rank, if it runs, and what it started.
+  void signal(std::uint32_t rank, int signal);
   /// To every process that runs, and what it started.
   void signal_all(int signal);
 

@@ -331,12 +331,14 @@ std::string results_table(const json& arms) {
   return out + "</table></div>";
 }
 
-/// Ranks that did not come back, by the sentence that the run gave; nothing where all did.
+/// Ranks that died or did not come back, by the sentence that the run gave; nothing where all did.
 std::string quarantine_list(const json& arms) {
   if (arms.empty()) return {};
   std::string out;
   for (const auto& away : list_at(arms.back(), "quarantined"))
     out += fmt::format("<p class=\"bad\">{}</p>", escaped(text_at(away, "text")));
+  for (const auto& dead : list_at(arms.back(), "ranks_lost"))
+    out += fmt::format("<p class=\"bad\">{}</p>", escaped(text_at(dead, "text")));
   return out;
 }
 

@@ -58,6 +58,7 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "requests moved") return count("migrations", "count");
   if (row == "leases granted") return count("leases", "granted");
   if (row == "leases forced") return count("leases", "forced");
+  if (row == "ranks lost") return std::to_string(list_at(arm, "ranks_lost").size());
   if (row == "ranks left out") return std::to_string(list_at(arm, "quarantined").size());
   if (row == "sidecar completed") return count("sidecar", "completed");
   if (row == "sidecar correct") return count("sidecar", "correct");
@@ -124,6 +125,9 @@ std::string side_by_side(const json& arms) {
   };
   if (std::any_of(arms.begin(), arms.end(), failed))
     rows.insert(std::find(rows.begin(), rows.end(), "tokens digest"), "units failed");
+  const auto lost = [](const json& arm) { return !list_at(arm, "ranks_lost").empty(); };
+  if (std::any_of(arms.begin(), arms.end(), lost))
+    rows.insert(std::find(rows.begin(), rows.end(), "leases granted"), "ranks lost");
   if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;

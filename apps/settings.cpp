@@ -317,7 +317,7 @@ void run_settings::add_runtime_keys() {
   table_.push_back(
       make("runtime.heartbeat_ms", "--heartbeat-ms", "between two signs of life", r.heartbeat_ms));
   table_.push_back(make("runtime.failure_ms", "--failure-ms",
-                        "silence after which a rank counts as failed", r.failure_ms));
+                        "silence after which a rank counts as lost", r.failure_ms));
   table_.push_back(make("runtime.deadline_ms", "--deadline-ms",
                         "for one transition, and for the copying of one request that moves",
                         r.deadline_ms));

@@ -94,7 +94,9 @@
   X(81, rank_quarantined)                                                                          \
   X(82, decode_pace)                                                                               \
   X(83, queue_policy)                                                                              \
-  X(84, lending_state)
+  X(84, lending_state)                                                                             \
+  X(85, rank_lost)                                                                                 \
+  X(86, recovery_record)
 
 namespace adafloor {
 

@@ -11,7 +11,8 @@ namespace adafloor {
 struct engine_admit {
   rollout_id rollout;
   std::vector<rollout_request> requests;
-  FIELDS(engine_admit, rollout, requests)
+  std::vector<token_run> resumed = {}; ///< as in admit_requests
+  FIELDS(engine_admit, rollout, requests, resumed)
 };
 
 /// rank -> engine: decode until no member of the group has live requests.
@@ -21,19 +22,24 @@ struct engine_start {
 };
 
 /// rank -> engine: reserve slots, pull missing experts in the background from the owners of the
-/// running epoch, build the communicator. Answered by `engine_prepared` or `engine_refused`.
+/// running epoch, build the communicator. Answered by `engine_prepared` or `engine_refused`. With
+/// `recover` the running step is abandoned, no other begins before the switch, the preparation
+/// takes the place of any other, and experts of the dead come from the checkpoint.
 struct engine_prepare {
   epoch_id epoch;
   std::vector<rank_id> members;
   std::vector<rank_id> owners;
-  FIELDS(engine_prepare, epoch, members, owners)
+  bool recover = false;
+  std::vector<rank_id> dead = {};
+  FIELDS(engine_prepare, epoch, members, owners, recover, dead)
 };
 struct engine_prepared {
   epoch_id epoch;
   std::uint64_t map_hash = 0; ///< of the experts that are really resident, not of the plan
   std::uint32_t experts_resident = 0;
   std::uint64_t bytes_pulled = 0;
-  FIELDS(engine_prepared, epoch, map_hash, experts_resident, bytes_pulled)
+  std::string address = {}; ///< as in prepared
+  FIELDS(engine_prepared, epoch, map_hash, experts_resident, bytes_pulled, address)
 };
 struct engine_refused {
   epoch_id epoch;
@@ -49,10 +55,13 @@ struct engine_abort {
 };
 
 /// rank -> engine: announce `epoch` as ready_epoch in the headers; switch when every member does,
-/// or at once when no member has live requests. Answered by `switched`.
+/// or at once when no member has live requests. Answered by `switched`. After a recovery's switch
+/// the group decodes on, if `decode`, until no member has live requests.
 struct engine_commit {
   epoch_id epoch;
-  FIELDS(engine_commit, epoch)
+  bool decode = false;
+  std::vector<std::string> addresses = {}; ///< as in commit_transition
+  FIELDS(engine_commit, epoch, decode, addresses)
 };
 
 /// rank -> engine: drop experts that the running map does not give to this rank, except its home

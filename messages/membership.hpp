@@ -23,11 +23,13 @@ struct heartbeat_seen {
 };
 
 /// membership -> planner and broker: `rank` is dead by decision, whatever its process does.
+/// membership -> that rank, as the answer to a heartbeat that came all the same: its process ends.
 struct member_lost {
   rank_id rank;
   incarnation_id incarnation;
   std::string reason;
-  FIELDS(member_lost, rank, incarnation, reason)
+  microseconds silence{0};
+  FIELDS(member_lost, rank, incarnation, reason, silence)
 };
 
 /// planner -> rank: the job ends; the rank answers `stopped` and its process exits.

@@ -107,6 +107,8 @@ const char* name_of(transition_kind x) {
     return "contract";
   case transition_kind::restore:
     return "restore";
+  case transition_kind::recover:
+    return "recover";
   }
   return "?";
 }

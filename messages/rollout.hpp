@@ -84,14 +84,25 @@ struct begin_rollout {
   FIELDS(begin_rollout, rollout, requests, homes, exits, predicted_tail, rules)
 };
 
+/// Consecutive tokens of one response.
+struct token_run {
+  request_id request;
+  std::uint32_t first = 0; ///< 0-based index in the response
+  std::vector<token_id> tokens;
+  std::vector<float> logprobs; ///< natural log, one per token
+  FIELDS(token_run, request, first, tokens, logprobs)
+};
+
 /// planner -> rank: part `part` of `parts` of the rank's own requests; `parts` is at least 1 even
-/// for a rank without requests, which takes part in every step with a dummy batch.
+/// for a rank without requests, which takes part in every step with a dummy batch. Requests of
+/// ranks that died come in further parts, also while the rollout runs.
 struct admit_requests {
   rollout_id rollout;
   std::uint32_t part = 0;
   std::uint32_t parts = 1;
   std::vector<rollout_request> requests; ///< at most 64
-  FIELDS(admit_requests, rollout, part, parts, requests)
+  std::vector<token_run> resumed = {};   ///< what their responses have already, from index 0 on
+  FIELDS(admit_requests, rollout, part, parts, requests, resumed)
 };
 
 /// rank -> planner: this part is with the engine. Also the answer to a repeated part.
@@ -130,15 +141,6 @@ struct response_kept {
   rollout_id rollout;
   request_id request;
   FIELDS(response_kept, rollout, request)
-};
-
-/// Consecutive tokens of one response.
-struct token_run {
-  request_id request;
-  std::uint32_t first = 0; ///< 0-based index in the response
-  std::vector<token_id> tokens;
-  std::vector<float> logprobs; ///< natural log, one per token
-  FIELDS(token_run, request, first, tokens, logprobs)
 };
 
 /// engine -> rank -> planner -> recorder: what a rank generated since its last batch, so that no

@@ -1,12 +1,14 @@
 #pragma once
-// Conversation: the EP group changes its members (protocols.md sections 3 and 6).
+// Conversation: the EP group changes its members (protocols.md sections 3, 6 and 7).
 #include "messages/ids.hpp"
 
 namespace adafloor {
 
-enum class transition_kind : std::uint8_t { contract = 1, restore = 2 };
+/// `recover`: ranks of the group have died, and the others go on without them (section 7). It takes
+/// the place of whatever transition was under way.
+enum class transition_kind : std::uint8_t { contract = 1, restore = 2, recover = 3 };
 constexpr transition_kind enum_max(transition_kind) {
-  return transition_kind::restore;
+  return transition_kind::recover;
 }
 const char* name_of(transition_kind);
 
@@ -32,7 +34,12 @@ struct prepare_transition {
   std::vector<rank_id> leavers; ///< members of the running group that are not in `members`
   std::vector<rank_id> owners;  ///< owner of expert e, for every layer
   std::uint64_t map_hash = 0;   ///< expert_map_hash(owners)
-  FIELDS(prepare_transition, epoch, from_epoch, kind, members, leavers, owners, map_hash)
+  // Only of a recovery:
+  std::vector<rank_id> dead = {};     ///< by decision of the membership, all there are so far
+  std::vector<request_id> ended = {}; ///< moved between the dead and others; their response is here
+  bool decode = false;                ///< the rollout goes on generating
+  FIELDS(prepare_transition, epoch, from_epoch, kind, members, leavers, owners, map_hash, dead,
+         ended, decode)
 };
 
 /// rank -> planner: everything for `epoch` is reserved and resident. Leavers say it, too.
@@ -41,7 +48,9 @@ struct prepared {
   std::uint64_t map_hash = 0;
   std::uint32_t experts_resident = 0; ///< of those that the map gives to this rank
   std::uint64_t bytes_pulled = 0;
-  FIELDS(prepared, epoch, map_hash, experts_resident, bytes_pulled)
+  std::vector<request_id> taken = {}; ///< in a recovery: moved here from ranks that are dead
+  std::string address = {};           ///< where this rank takes part in exchanges; opaque
+  FIELDS(prepared, epoch, map_hash, experts_resident, bytes_pulled, taken, address)
 };
 
 /// rank -> planner: not possible; nothing stays reserved.
@@ -66,7 +75,8 @@ struct transition_aborted {
 /// planner -> old and new members: all are prepared. Never taken back. Resent until `switched`.
 struct commit_transition {
   epoch_id epoch;
-  FIELDS(commit_transition, epoch)
+  std::vector<std::string> addresses = {}; ///< of the members, in their order; empty: as it was
+  FIELDS(commit_transition, epoch, addresses)
 };
 
 /// engine -> rank -> planner: this rank runs `epoch` (or has left the group with it).
@@ -103,6 +113,32 @@ struct transition_record {
   std::vector<rank_id> members;
   FIELDS(transition_record, epoch, kind, from, to, at_step, began_at, settled_at, pause_max, bytes,
          members)
+};
+
+/// planner -> trainer: a rank died. What is left of the world goes on; `recovery_record` tells
+/// when.
+struct rank_lost {
+  rank_id rank;
+  std::uint32_t world_size = 0; ///< ranks that are left
+  microseconds silence{0};      ///< from its last sign of life to the decision
+  std::string text;
+  FIELDS(rank_lost, rank, world_size, silence, text)
+};
+
+/// planner -> trainer: a group without the dead ranks runs; one line for reports.
+struct recovery_record {
+  epoch_id epoch; ///< of that group
+  std::vector<rank_id> lost;
+  std::uint32_t members = 0;   ///< ranks of the group
+  microseconds began_at{0};    ///< the last of them was declared dead
+  microseconds switched_at{0}; ///< all members run the epoch
+  microseconds silence{0};     ///< before the decision; with it the stall of the group
+  std::uint32_t requests = 0;  ///< of the dead, rebuilt elsewhere
+  std::uint64_t tokens = 0;    ///< of their responses that the log had: computed, not drawn again
+  std::uint64_t prompt_tokens = 0; ///< computed again
+  std::uint32_t experts = 0;       ///< of the dead, that others serve now
+  FIELDS(recovery_record, epoch, lost, members, began_at, switched_at, silence, requests, tokens,
+         prompt_tokens, experts)
 };
 
 /// planner -> trainer: all responses are durable, all leases returned, the full world is back.

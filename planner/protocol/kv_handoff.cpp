@@ -200,7 +200,7 @@ void hear(inbound_move& m, const identity& who, const move_rejected& no, effects
 }
 
 void hear(inbound_move& m, const identity& who, const move_cancelled&, effects& out) {
-  if (m.now_in != taker_phase::cancelling) return;
+  if (m.now_in != taker_phase::cancelling && (!m.source_lost || m.over())) return;
   m.now_in = taker_phase::cancelled;
   tell_outcome(m, who, out);
 }
@@ -253,6 +253,14 @@ void tick(outbound_move& m, const identity& who, const handoff_config& config, t
     say(m, who, move_cancel{m.key}, now, out);
 }
 
+void lose_destination(outbound_move& m, const identity& who, bool ended, effects& out) {
+  if (m.now_in >= source_phase::ending) return;
+  const bool gone = ended && m.now_in == source_phase::handing_over;
+  if (m.at_engine) m.result.outcome = gone ? move_outcome::moved : move_outcome::given_up;
+  m.result.text = "rank " + std::to_string(m.to.value) + " is lost";
+  end_at_engine(m, who, out);
+}
+
 void begin(inbound_move& m, const identity& who, rank_id from, const move_offer& offer,
            effects& out) {
   m.key = offer.key;
@@ -273,6 +281,14 @@ void step(inbound_move& m, const identity& who, const envelope& in, effects& out
         }
       },
       in.body);
+}
+
+/// The engine's word on the last round may be on its way, so a commit that comes first counts.
+void lose_source(inbound_move& m, const identity& who, effects& out) {
+  if (m.over()) return;
+  m.source_lost = true;
+  if (m.now_in != taker_phase::taking || !m.last) m.now_in = taker_phase::cancelling;
+  post(who, engine_of(who), engine_receive_cancel{m.key}, out);
 }
 
 } // namespace adafloor

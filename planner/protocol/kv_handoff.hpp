@@ -56,6 +56,7 @@ struct inbound_move {
   bool last = false;         ///< the round that is being taken is the last
   std::uint64_t at_step = 0; ///< of the commit
   std::string text;          ///< of a refusal or rejection
+  bool source_lost = false;  ///< the engine was asked to give back; a commit before that stands
 
   bool over() const { return now_in >= phase::committed; }
 };
@@ -65,11 +66,16 @@ void begin(outbound_move&, const identity&, const move_request&, time_point now,
 /// What the destination or the own engine says; anything else is ignored.
 void step(outbound_move&, const identity&, const envelope&, time_point now, effects&);
 void tick(outbound_move&, const identity&, const handoff_config&, time_point now, effects&);
+/// The destination is dead by decision: the request goes on here, or, when it `ended` there, is
+/// freed.
+void lose_destination(outbound_move&, const identity&, bool ended, effects&);
 
 /// Reserves what the source asks for.
 void begin(inbound_move&, const identity&, rank_id from, const move_offer&, effects&);
 /// What the source or the own engine says. A move that is over gives the same answer for ever: one
 /// that was never begun here is made with the phase that it shall have.
 void step(inbound_move&, const identity&, const envelope&, effects&);
+/// The source is dead by decision: what is not committed is given back.
+void lose_source(inbound_move&, const identity&, effects&);
 
 } // namespace adafloor

@@ -12,9 +12,13 @@ void hear(membership_machine& m, const envelope& in, const heartbeat& beat, time
   }
   auto& peer = found->second;
   if (peer.incarnation == incarnation_id{}) peer.incarnation = beat.incarnation;
-  if (peer.lost || peer.incarnation != beat.incarnation) {
+  if (peer.incarnation != beat.incarnation) {
     ++m.drops.stale_incarnation;
     return;
+  }
+  if (peer.lost) {
+    peer.lost->incarnation = beat.incarnation;
+    return post(m.who, in.from, *peer.lost, out);
   }
   peer.heard_at = now;
   peer.epoch = std::max(peer.epoch, beat.epoch);
@@ -50,11 +54,13 @@ void tick(membership_machine& m, time_point now, effects& out) {
   for (auto& [rank, peer] : m.peers) {
     peer.heard_at += missed;
     const auto silence = now - peer.heard_at;
-    if (peer.lost || silence <= m.config.silence_max) continue;
-    peer.lost = true;
-    const member_lost news{rank, peer.incarnation, silence_text(rank, silence)};
-    post(m.who, role_at(m.config.self, role_kind::planner), news, out);
-    post(m.who, role_at(m.config.self, role_kind::broker), news, out);
+    const bool heard = peer.incarnation != incarnation_id{};
+    const auto longest =
+        heard ? m.config.silence_max : std::max(m.config.silence_max, m.config.first_max);
+    if (peer.lost || silence <= longest) continue;
+    peer.lost = member_lost{rank, peer.incarnation, silence_text(rank, silence), silence};
+    post(m.who, role_at(m.config.self, role_kind::planner), *peer.lost, out);
+    post(m.who, role_at(m.config.self, role_kind::broker), *peer.lost, out);
   }
 }
 

@@ -13,6 +13,8 @@ void fail_world(planner_machine& m, std::string text, bool peer_lost, effects& o
   if (m.weights)
     post(m.who, local(m, role_kind::trainer), weights_refused{m.weights->order.version, text}, out);
   m.weights.reset();
+  m.recovery.reset();
+  m.deferred.clear();
   m.transition.now_in = transition_coordinator::phase::none;
   m.transition.participants.clear();
   m.failure = std::move(text);
@@ -33,10 +35,14 @@ std::string_view fallback(const std::string& text) {
   return text.empty() ? std::string_view{"no reason given"} : text;
 }
 
-void hear_failed(planner_machine& m, rank_id rank, const engine_failed& failed, effects& out) {
+void hear_failed(planner_machine& m, const envelope& in, const engine_failed& failed,
+                 time_point now, effects& out) {
+  const auto rank = in.from.rank;
   auto text = "engine of rank " + std::to_string(rank.value) + " failed";
   if (failed.peer != rank) text += " waiting for rank " + std::to_string(failed.peer.value);
-  fail_world(m, text + ": " + std::string(fallback(failed.text)), failed.peer_lost, out);
+  text += ": " + std::string(fallback(failed.text));
+  if (failed.peer_lost && m.config.recover) return suspect(m, in, std::move(text), now);
+  fail_world(m, std::move(text), failed.peer_lost, out);
 }
 
 void hear_rank(planner_machine& m, const envelope& in, time_point now, effects& out) {
@@ -61,7 +67,7 @@ void hear_rank(planner_machine& m, const envelope& in, time_point now, effects& 
         else if constexpr (std::is_same_v<M, weights_updated> || std::is_same_v<M, weights_refused>)
           hear_weights(m, rank, body, out);
         else if constexpr (std::is_same_v<M, engine_failed>)
-          hear_failed(m, rank, body, out);
+          hear_failed(m, in, body, now, out);
         else if constexpr (std::is_same_v<M, stopped>)
           hear_stopped(m, rank, out);
         else
@@ -79,14 +85,19 @@ bool passes_fence(planner_machine& m, const envelope& in) {
   if (in.from.rank.value >= m.config.world_size) return ++m.drops.unexpected, false;
   if (!m.incarnations.accepts(in.from.rank, in.incarnation))
     return ++m.drops.stale_incarnation, false;
+  if (m.lost.count(in.from.rank)) return ++m.drops.stale_incarnation, false;
   if (in.stamp.term != m.who.stamp.term) return ++m.drops.stale_term, false;
   if (is_outside(m, in.from.rank) && !std::get_if<stopped>(&in.body))
     return ++m.drops.unexpected, false;
   return true;
 }
 
+} // namespace
+
 void hear_local(planner_machine& m, const envelope& in, time_point now, effects& out) {
   const auto is_from = [&](role_kind role) { return in.from.role == role; };
+  const bool order = std::get_if<begin_rollout>(&in.body) || std::get_if<update_weights>(&in.body);
+  if (order && m.recovery) return m.deferred.push_back(in);
   if (const auto* begin = std::get_if<begin_rollout>(&in.body);
       begin && is_from(role_kind::trainer))
     begin_admission(m, *begin, now, out);
@@ -105,17 +116,12 @@ void hear_local(planner_machine& m, const envelope& in, time_point now, effects&
            back && is_from(role_kind::broker))
     hear_recalled(m, *back, now, out);
   else if (const auto* lost = std::get_if<member_lost>(&in.body);
-           lost && is_from(role_kind::membership)) {
-    m.lost.insert(lost->rank);
-    hear_stopped(m, lost->rank, out);
-    if (is_outside(m, lost->rank)) return;
-    fail_world(m, "rank " + std::to_string(lost->rank.value) + " is lost: " + lost->reason, true,
-               out);
-  } else
+           lost && is_from(role_kind::membership))
+    lose_rank(m, *lost, now, out);
+  else
     ++m.drops.unexpected;
 }
 
-} // namespace
 } // namespace planner_parts
 
 planner_machine::planner_machine(planner_config c, fence stamp, time_point now)
@@ -149,12 +155,14 @@ void tick(planner_machine& m, time_point now, effects& out) {
   m.phase_began_at += missed;
   m.transition.phase_began_at += missed;
   if (m.weights) m.weights->began_at += missed;
+  if (m.suspected) m.suspected->since += missed;
   if (m.stopping) m.stopping->began_at += missed;
   planner_parts::tick_orders(m, now, out);
   if (m.stopping || m.now_in == planner_machine::phase::failed) return;
   planner_parts::tick_rollout(m, now, out);
   planner_parts::tick_moves(m, now, out);
   planner_parts::tick_group(m, now, out);
+  planner_parts::tick_recovery(m, now, out);
 }
 
 } // namespace adafloor

@@ -37,6 +37,13 @@ struct planner_config {
   /// told of the same step, and the last response is acknowledged when that decision is through.
   bool lockstep = false;
   microseconds lockstep_max{5'000'000}; ///< to hear of the same step from all members
+  /// The world goes on without ranks that die; else a death ends the rollout. Emulated ranks have
+  /// no recovery.
+  bool recover = true;
+  /// From the engine that waits for a peer in vain to the membership's decision on that peer, else
+  /// failure.
+  microseconds peer_lost_max{15'000'000};
+  std::uint32_t part_tokens_max = 1u << 15; ///< of requests that are rebuilt, in one admit_requests
   /// What exits are weighed with: costs, the limits of a rank, lambda, seed. World, experts and
   /// what is each rollout's own (policy, residency, migration, pool, cap) are filled in.
   plan_options weighing;
@@ -66,10 +73,12 @@ struct planner_machine {
   struct request_part {
     rank_id home;
     response_state state = response_state::missing;
-    std::uint32_t moves_failed = 0; ///< orders to move it that ended elsewise
-    std::size_t index = 0;          ///< in `decision_part::requests`
-    bool waits = false;             ///< for one of the rank's places
-    std::uint64_t started_at = 0;   ///< decode step
+    std::uint32_t moves_failed = 0;           ///< orders to move it that ended elsewise
+    std::size_t index = 0;                    ///< in `decision_part::requests`
+    bool waits = false;                       ///< for one of the rank's places
+    std::uint64_t started_at = 0;             ///< decode step
+    rollout_request spec;                     ///< to rebuild it; empty once its response is here
+    std::map<std::uint32_t, token_run> known; ///< its tokens, by index of the first; likewise
   };
   /// An order to move a request that its rank has not answered yet.
   struct open_move {
@@ -129,6 +138,18 @@ struct planner_machine {
     std::uint64_t pace_step = 0;
     time_point pace_began_at;
   };
+  /// Ranks of the group have died: the others form a group without them and take their requests.
+  struct recovery_part {
+    recovery_record record;
+    bool adopted = false; ///< every request of the dead has a new home
+    std::uint32_t attempts = 0;
+    std::set<rank_id> leavers; ///< of a contraction that was committed and not settled; alive
+  };
+  /// An engine waits for a peer in vain, and the membership has not decided yet.
+  struct suspicion {
+    std::string text;
+    time_point since;
+  };
   struct weights_part {
     update_weights order;
     std::map<rank_id, weights_updated> updated;
@@ -149,7 +170,7 @@ struct planner_machine {
   phase now_in = phase::idle;
   time_point phase_began_at;
   std::vector<rank_id> world;   ///< all ranks but those in quarantine, ascending
-  std::set<rank_id> quarantine; ///< the end of a lease of theirs could not be proven
+  std::set<rank_id> quarantine; ///< dead, or the end of a lease of theirs could not be proven
   std::vector<rank_id> members; ///< of the newest committed epoch
   std::vector<rank_id> owners;  ///< expert map of it
   epoch_id highest_epoch;       ///< ever proposed, aborted ones included
@@ -157,6 +178,10 @@ struct planner_machine {
   std::optional<rollout_part> rollout;
   std::uint64_t moves_ordered = 0; ///< in the whole job; numbers them
   rollout_id last_rollout;         ///< the newest that ended; its late messages are answered
+  std::optional<recovery_part> recovery;
+  std::optional<suspicion> suspected;
+  epoch_id recovered_epoch;      ///< of the newest recovery: complaints of older epochs are settled
+  std::deque<envelope> deferred; ///< orders of the trainer that came during a recovery
   std::optional<weights_part> weights;
   std::optional<weights_updated> last_weights;
   bool weights_mixed = false; ///< an update failed on some ranks; no rollout until one succeeds

@@ -44,20 +44,6 @@ prepare_transition plan_towards(planner_machine& m, transition_kind kind,
   return plan;
 }
 
-/// Every expert at home, where it never left. Those of ranks in quarantine stay where they are: a
-/// rank that comes back does not know who holds them.
-std::vector<rank_id> restored_owners(const planner_machine& m) {
-  auto owners = home_owners(m.config.experts, m.config.world_size);
-  for (std::size_t e = 0; e < owners.size(); ++e)
-    if (m.quarantine.count(owners[e])) owners[e] = m.owners[e];
-  return owners;
-}
-
-void begin_restoration(planner_machine& m, time_point now, effects& out) {
-  begin(m.transition, m.who, plan_towards(m, transition_kind::restore, m.world, restored_owners(m)),
-        m.world, static_cast<std::uint32_t>(m.members.size()), now, out);
-}
-
 void contract_if_due(planner_machine& m, time_point now, effects& out) {
   const auto survivors = due_group(m, now, out);
   if (!survivors) return;
@@ -99,12 +85,7 @@ void after_abort(planner_machine& m, time_point now, effects& out) {
 }
 
 void conclude(planner_machine& m, coordinator::outcome how, time_point now, effects& out) {
-  const auto& plan = m.transition.plan;
-  const bool began = plan.epoch != epoch_id{};
-  if (began && m.who.stamp.epoch == plan.epoch && m.members != plan.members) {
-    m.members = plan.members;
-    m.owners = plan.owners;
-  }
+  take_over_group(m);
   switch (how) {
   case coordinator::outcome::pending:
     break;
@@ -112,9 +93,13 @@ void conclude(planner_machine& m, coordinator::outcome how, time_point now, effe
     fail_world(m, m.transition.reason, false, out);
     break;
   case coordinator::outcome::aborted:
-    after_abort(m, now, out);
+    if (m.recovery)
+      retry_recovery(m, now, out);
+    else
+      after_abort(m, now, out);
     break;
   case coordinator::outcome::settled:
+    if (m.recovery) return conclude_recovery(m, now, out);
     m.rollout->transitions.push_back(m.transition.record);
     post(m.who, local(m, role_kind::trainer), m.transition.record, out);
     m.rollout->attempts = 0;
@@ -149,10 +134,31 @@ bool frees_rank(const planner_machine& m, const envelope& in) {
       || done->epoch != t.plan.epoch)
     return false;
   const auto found = t.participants.find(in.from.rank);
-  return found != t.participants.end() && !found->second.settled && !all_kept(m);
+  return found != t.participants.end() && !found->second.settled && m.rollout && !all_kept(m);
 }
 
 } // namespace
+
+/// Every expert at home, where it never left. Those of ranks in quarantine stay where they are: a
+/// rank that comes back does not know who holds them.
+std::vector<rank_id> restored_owners(const planner_machine& m) {
+  auto owners = home_owners(m.config.experts, m.config.world_size);
+  for (std::size_t e = 0; e < owners.size(); ++e)
+    if (m.quarantine.count(owners[e])) owners[e] = m.owners[e];
+  return owners;
+}
+
+void begin_restoration(planner_machine& m, time_point now, effects& out) {
+  begin(m.transition, m.who, plan_towards(m, transition_kind::restore, m.world, restored_owners(m)),
+        m.world, static_cast<std::uint32_t>(m.members.size()), now, out);
+}
+
+void take_over_group(planner_machine& m) {
+  const auto& plan = m.transition.plan;
+  if (plan.epoch == epoch_id{} || m.who.stamp.epoch != plan.epoch) return;
+  m.members = plan.members;
+  m.owners = plan.owners;
+}
 
 void tell_windows(planner_machine& m, time_point now, effects& out) {
   for (const auto& [rank, epoch] : m.rollout->freed)
@@ -160,7 +166,7 @@ void tell_windows(planner_machine& m, time_point now, effects& out) {
 }
 
 void advance(planner_machine& m, time_point now, effects& out) {
-  if (m.now_in != phase::running || m.stopping) return;
+  if (m.now_in != phase::running || m.stopping || m.recovery) return;
   auto& r = *m.rollout;
   if (all_kept(m)) abandon(m.transition, m.who, "all responses are complete", now, out);
   if (m.transition.now_in != coordinator::phase::none) return;
@@ -181,15 +187,17 @@ void advance(planner_machine& m, time_point now, effects& out) {
 }
 
 void hear_transition(planner_machine& m, const envelope& in, time_point now, effects& out) {
-  if (!m.rollout || m.transition.now_in == coordinator::phase::none) {
+  if ((!m.rollout && !m.recovery) || m.transition.now_in == coordinator::phase::none) {
     ++m.drops.stale_epoch;
     return;
   }
+  if (const auto* done = std::get_if<prepared>(&in.body)) hear_taken(m, in.from.rank, *done);
   if (frees_rank(m, in)) {
     m.rollout->freed[in.from.rank] = m.transition.plan.epoch;
     tell_available(m, in.from.rank, now, out);
   }
   conclude(m, step(m.transition, m.who, in, now, out), now, out);
+  go_on_with_recovery(m, now, out);
 }
 
 void hear_recalled(planner_machine& m, const leases_recalled& back, time_point now, effects& out) {
@@ -199,20 +207,21 @@ void hear_recalled(planner_machine& m, const leases_recalled& back, time_point n
   }
   for (const auto& lost : back.unreturned)
     if (!m.quarantine.count(lost.rank)) put_in_quarantine(m, lost, out);
+  if (m.recovery) return enter(m, phase::restoring, now); // When the dead are seen to.
   if (m.members == m.world) return close_books(m, now, out);
   enter(m, phase::restoring, now);
   begin_restoration(m, now, out);
 }
 
 void tick_group(planner_machine& m, time_point now, effects& out) {
-  if (!m.rollout) return;
+  if (!m.rollout && !m.recovery) return;
   if (m.now_in == phase::recalling && now - m.phase_began_at > m.config.recall_max)
     return fail_world(m,
                       "the broker did not get every lease back within "
                           + std::to_string(m.config.recall_max.count() / 1000) + " ms",
                       false, out);
   conclude(m, tick(m.transition, m.who, now, out), now, out);
-  if (m.now_in == phase::failed || !m.rollout) return;
+  if (m.now_in == phase::failed || !m.rollout || m.recovery) return;
   auto& r = *m.rollout;
   if (!r.retry_at || now < *r.retry_at) return;
   r.retry_at.reset();

@@ -17,7 +17,8 @@ void send_order(planner_machine& m, open_move& move, time_point now, effects& ou
   post(m.who, role_at(move.from, role_kind::rank), move_request{move.key, move.to}, out);
 }
 
-/// From here on the request counts for `to`.
+} // namespace
+
 void rehome(planner_machine& m, planner_machine::request_part& request, rank_id to) {
   auto& ranks = m.rollout->ranks;
   const bool received = request.state != planner_machine::response_state::missing;
@@ -28,8 +29,6 @@ void rehome(planner_machine& m, planner_machine::request_part& request, rank_id 
   ranks[to].received += received ? 1 : 0;
   request.home = to;
 }
-
-} // namespace
 
 void note_arrival(planner_machine& m, request_id request, rank_id rank) {
   const auto move = m.rollout->moves.find(request);
@@ -56,19 +55,21 @@ void hear_moved(planner_machine& m, const envelope& in, const request_moved& don
     rehome(m, request, found->second.to);
   r.moves.erase(found);
   out.push_back({in.from, local(m, role_kind::trainer), in.incarnation, in.stamp, done});
+  go_on_with_recovery(m, now, out);
   advance(m, now, out);
 }
 
 void tick_moves(planner_machine& m, time_point now, effects& out) {
   if (!m.rollout || m.now_in == phase::failed) return;
   for (auto& [request, move] : m.rollout->moves)
-    if (now - move.sent_at >= m.config.resend) send_order(m, move, now, out);
+    if (!m.lost.count(move.from) && now - move.sent_at >= m.config.resend)
+      send_order(m, move, now, out);
 }
 
 } // namespace planner_parts
 
 bool order_move(planner_machine& m, request_id id, rank_id to, time_point now, effects& out) {
-  if (m.now_in != planner_machine::phase::running || m.stopping) return false;
+  if (m.now_in != planner_machine::phase::running || m.stopping || m.recovery) return false;
   auto& r = *m.rollout;
   const auto found = r.requests.find(id);
   if (found == r.requests.end() || r.moves.count(id) != 0) return false;

@@ -36,6 +36,13 @@ bool in_step(const planner_machine&);
 /// Acknowledges the response that was held back, if any.
 void let_time_pass(planner_machine&, effects&);
 void close_books(planner_machine&, time_point now, effects&);
+/// Sends what the window of unacknowledged parts has room for.
+void send_parts(planner_machine&, rank_id, planner_machine::rank_part&, time_point now, effects&);
+bool all_admitted(const planner_machine::rank_part&);
+/// The phase goes on when no rank is waited for any more.
+void start_if_admitted(planner_machine&, time_point now, effects&);
+void run_if_started(planner_machine&, time_point now, effects&);
+void end_if_reported(planner_machine&, time_point now, effects&);
 void tick_rollout(planner_machine&, time_point now, effects&);
 
 // planner_exits.cpp
@@ -58,12 +65,37 @@ void tell_windows(planner_machine&, time_point now, effects&);
 void hear_transition(planner_machine&, const envelope&, time_point now, effects&);
 void hear_recalled(planner_machine&, const leases_recalled&, time_point now, effects&);
 void tick_group(planner_machine&, time_point now, effects&);
+void begin_restoration(planner_machine&, time_point now, effects&);
+/// Every expert at home, as far as its home is in the world.
+std::vector<rank_id> restored_owners(const planner_machine&);
+/// The group of a transition that is committed is the group from then on.
+void take_over_group(planner_machine&);
+
+// planner_recovery.cpp
+/// `rank` is dead by decision.
+void lose_rank(planner_machine&, const member_lost&, time_point now, effects&);
+/// Commits the group without the dead as soon as it can go on generating.
+void go_on_with_recovery(planner_machine&, time_point now, effects&);
+/// The survivors gave a group without the dead up: tries again, with an epoch of its own.
+void retry_recovery(planner_machine&, time_point now, effects&);
+/// The group without the dead runs and has settled.
+void conclude_recovery(planner_machine&, time_point now, effects&);
+/// A survivor is prepared, and says what it took over from the dead.
+void hear_taken(planner_machine&, rank_id, const prepared&);
+/// An engine waits for a peer in vain.
+void suspect(planner_machine&, const envelope&, std::string text, time_point now);
+void tick_recovery(planner_machine&, time_point now, effects&);
 
 // planner_migration.cpp
 /// A response of `request` came from `rank`: if it was moving there, it has arrived.
 void note_arrival(planner_machine&, request_id, rank_id);
+/// From here on the request counts for `to`.
+void rehome(planner_machine&, planner_machine::request_part&, rank_id to);
 void hear_moved(planner_machine&, const envelope&, const request_moved&, time_point now, effects&);
 void tick_moves(planner_machine&, time_point now, effects&);
+
+// planner.cpp
+void hear_local(planner_machine&, const envelope&, time_point now, effects&);
 
 // planner_orders.cpp
 void begin_weights(planner_machine&, const update_weights&, time_point now, effects&);

@@ -49,12 +49,6 @@ void send_part(planner_machine& m, rank_id rank, planner_machine::admission& par
   post(m.who, role_at(rank, role_kind::rank), part.body, out);
 }
 
-void send_parts(planner_machine& m, rank_id rank, rank_part& r, time_point now, effects& out) {
-  for (; r.parts_sent < r.parts.size() && r.parts_sent < r.parts_admitted + m.config.part_window;
-       ++r.parts_sent)
-    send_part(m, rank, r.parts[r.parts_sent], now, out);
-}
-
 /// Where a request starts: what was ordered, or the least loaded rank if that one is not there.
 rank_id home_of(const rollout_part& r, rank_id ordered) {
   if (r.ranks.count(ordered)) return ordered;
@@ -72,6 +66,7 @@ void cut_into_parts(const planner_machine& m, rollout_part& r, const begin_rollo
     auto& part = r.ranks[home];
     auto& request = r.requests[order.requests[i].id];
     request.home = home;
+    if (m.config.recover) request.spec = order.requests[i];
     request.waits = part.requests >= static_cast<std::uint32_t>(m.config.weighing.max_num_seqs);
     if (request.waits) part.waiting.push_back(order.requests[i].id);
     if (part.requests++ % m.config.part_requests_max == 0) part.parts.emplace_back();
@@ -127,10 +122,6 @@ void acknowledge(planner_machine& m, request_id id, effects& out) {
   post(m.who, role_at(r.requests.at(id).home, role_kind::rank), response_kept{r.id, id}, out);
 }
 
-bool all_admitted(const rank_part& r) {
-  return r.parts_admitted == r.parts.size();
-}
-
 /// Only of a smaller group that stays as it is: nobody is lent otherwise.
 void tell_pace(planner_machine& m, time_point now, effects& out) {
   auto& r = *m.rollout;
@@ -153,6 +144,16 @@ void tell_pace(planner_machine& m, time_point now, effects& out) {
 }
 
 } // namespace
+
+void send_parts(planner_machine& m, rank_id rank, rank_part& r, time_point now, effects& out) {
+  for (; r.parts_sent < r.parts.size() && r.parts_sent < r.parts_admitted + m.config.part_window;
+       ++r.parts_sent)
+    send_part(m, rank, r.parts[r.parts_sent], now, out);
+}
+
+bool all_admitted(const rank_part& r) {
+  return r.parts_admitted == r.parts.size();
+}
 
 bool in_step(const planner_machine& m) {
   if (!m.config.lockstep) return true;
@@ -187,18 +188,26 @@ void begin_admission(planner_machine& m, const begin_rollout& order, time_point 
 
 void hear_admitted(planner_machine& m, rank_id rank, const requests_admitted& done, time_point now,
                    effects& out) {
-  if (m.now_in != phase::admitting || !concerns(m, done.rollout)) return;
+  if (m.now_in != phase::admitting && !m.recovery) return;
+  if (!concerns(m, done.rollout)) return;
   auto& r = *m.rollout;
   auto& part = r.ranks[rank];
   if (done.part >= part.parts_sent || part.parts[done.part].admitted) return;
   part.parts[done.part].admitted = true;
   part.parts[done.part].body.requests.clear();
+  part.parts[done.part].body.resumed.clear();
   ++part.parts_admitted;
   send_parts(m, rank, part, now, out);
+  go_on_with_recovery(m, now, out);
+  start_if_admitted(m, now, out);
+}
+
+void start_if_admitted(planner_machine& m, time_point now, effects& out) {
+  if (m.now_in != phase::admitting || m.recovery) return;
   if (!ranks_where(m, [](const auto& x) { return !all_admitted(x); }).empty()) return;
-  r.began_at = now.time_since_epoch();
+  m.rollout->began_at = now.time_since_epoch();
   enter(m, phase::starting, now);
-  for (auto& [to, x] : r.ranks)
+  for (auto& [to, x] : m.rollout->ranks)
     send_start(m, to, x, now, out);
 }
 
@@ -206,6 +215,11 @@ void hear_started(planner_machine& m, rank_id rank, const rollout_started& done,
                   effects& out) {
   if (m.now_in != phase::starting || !concerns(m, done.rollout)) return;
   m.rollout->ranks[rank].started = true;
+  run_if_started(m, now, out);
+}
+
+void run_if_started(planner_machine& m, time_point now, effects& out) {
+  if (m.now_in != phase::starting || m.recovery) return;
   if (!ranks_where(m, [](const auto& x) { return !x.started; }).empty()) return;
   enter(m, phase::running, now);
   advance(m, now, out);
@@ -219,7 +233,10 @@ void hear_response(planner_machine& m, rank_id rank, const response& done, time_
   auto& r = *m.rollout;
   const auto found = r.requests.find(done.request);
   if (found != r.requests.end()) note_arrival(m, done.request, rank);
-  if (found == r.requests.end() || found->second.home != rank) {
+  const bool known = found != r.requests.end();
+  // Of a rank that is dead by now: finished there, and again where it was moved from or rebuilt.
+  const bool again = known && !m.lost.empty() && found->second.state == response_state::kept;
+  if (!known || (found->second.home != rank && !again)) {
     ++m.drops.unexpected;
     return;
   }
@@ -228,6 +245,8 @@ void hear_response(planner_machine& m, rank_id rank, const response& done, time_
     return post(m.who, role_at(rank, role_kind::rank), kept, out);
   if (request.state != response_state::missing) return;
   request.state = response_state::storing;
+  request.spec = {};
+  request.known.clear();
   ++r.ranks[rank].received;
   r.last_step = std::max(r.last_step, done.at_step);
   start_next(m, rank, done.at_step);
@@ -252,6 +271,30 @@ void hear_kept(planner_machine& m, const response_kept& kept, time_point now, ef
   advance(m, now, out);
 }
 
+namespace {
+
+/// Runs mostly continue each other, but for those of a request that moved.
+void note_tokens(rollout_part& r, const token_run& run) {
+  const auto found = r.requests.find(run.request);
+  if (found == r.requests.end() || found->second.state != response_state::missing) return;
+  auto& known = found->second.known;
+  auto before = known.upper_bound(run.first);
+  if (before != known.begin()) {
+    auto& last = std::prev(before)->second;
+    const auto at = last.first + last.tokens.size();
+    if (at >= run.first + run.tokens.size()) return; // All of it is known.
+    if (at >= run.first) {
+      const auto fresh = static_cast<std::ptrdiff_t>(at - run.first);
+      last.tokens.insert(last.tokens.end(), run.tokens.begin() + fresh, run.tokens.end());
+      last.logprobs.insert(last.logprobs.end(), run.logprobs.begin() + fresh, run.logprobs.end());
+      return;
+    }
+  }
+  known[run.first] = run;
+}
+
+} // namespace
+
 /// Batches go on in order, so the log needs no book of its own; one that comes too early is sent
 /// again by its rank.
 void hear_tokens(planner_machine& m, const envelope& in, const token_batch& batch, effects& out) {
@@ -265,12 +308,17 @@ void hear_tokens(planner_machine& m, const envelope& in, const token_batch& batc
   if (batch.sequence <= part.tokens_kept) return answer(part.tokens_kept);
   if (batch.sequence != part.tokens_taken + 1) return;
   part.tokens_taken = batch.sequence;
+  if (m.config.recover)
+    for (const auto& run : batch.runs)
+      note_tokens(*m.rollout, run);
   out.push_back(envelope{in.from, local(m, role_kind::recorder), in.incarnation, in.stamp, batch});
 }
 
 void hear_tokens_kept(planner_machine& m, const tokens_kept& kept, effects& out) {
   if (!concerns(m, kept.rollout)) return;
-  auto& known = m.rollout->ranks[kept.rank].tokens_kept;
+  const auto found = m.rollout->ranks.find(kept.rank);
+  if (found == m.rollout->ranks.end() || m.lost.count(kept.rank)) return; // It died meanwhile.
+  auto& known = found->second.tokens_kept;
   known = std::max(known, kept.sequence);
   post(m.who, role_at(kept.rank, role_kind::rank), kept, out);
 }
@@ -298,14 +346,19 @@ void close_books(planner_machine& m, time_point now, effects& out) {
 void hear_report(planner_machine& m, const envelope& in, const rollout_report& report,
                  time_point now, effects& out) {
   if (m.now_in != phase::reporting || !concerns(m, report.rollout)) return;
-  auto& r = *m.rollout;
-  auto& part = r.ranks[in.from.rank];
+  auto& part = m.rollout->ranks[in.from.rank];
   if (part.reported) return;
   part.reported = true;
   const auto trainer = local(m, role_kind::trainer);
   out.push_back(envelope{in.from, trainer, in.incarnation, in.stamp, report});
+  end_if_reported(m, now, out);
+}
+
+void end_if_reported(planner_machine& m, time_point now, effects& out) {
+  if (m.now_in != phase::reporting || m.recovery) return;
   if (!ranks_where(m, [](const auto& x) { return !x.reported; }).empty()) return;
-  post(m.who, trainer,
+  const auto& r = *m.rollout;
+  post(m.who, local(m, role_kind::trainer),
        rollout_done{r.id, r.began_at, r.ended_at, r.transitions, r.aborted_transitions}, out);
   m.last_rollout = r.id;
   m.rollout.reset();
@@ -316,14 +369,16 @@ void tick_rollout(planner_machine& m, time_point now, effects& out) {
   if (!m.rollout) return;
   const auto& c = m.config;
   const auto waited = now - m.phase_began_at;
+  if (m.now_in == phase::admitting || m.recovery)
+    for (auto& [rank, r] : m.rollout->ranks)
+      for (std::size_t i = 0; i < r.parts_sent && !m.lost.count(rank); ++i)
+        if (!r.parts[i].admitted && now - r.parts[i].sent_at >= c.resend)
+          send_part(m, rank, r.parts[i], now, out);
+  if (m.recovery) return; // It has its own deadlines.
   if (m.now_in == phase::admitting) {
     if (waited > c.admit_max)
       return fail_late(m, ranks_where(m, [](const auto& x) { return !all_admitted(x); }),
                        "admit its requests", c.admit_max, out);
-    for (auto& [rank, r] : m.rollout->ranks)
-      for (std::size_t i = 0; i < r.parts_sent; ++i)
-        if (!r.parts[i].admitted && now - r.parts[i].sent_at >= c.resend)
-          send_part(m, rank, r.parts[i], now, out);
   } else if (m.now_in == phase::starting) {
     if (waited > c.start_max)
       return fail_late(m, ranks_where(m, [](const auto& x) { return !x.started; }), "start",

@@ -17,7 +17,7 @@ constexpr role_kind speaker_of() {
     return role_kind::planner;
   else if constexpr (one_of<M, lease_grant, lease_renew, lease_revoke, lease_closed>)
     return role_kind::broker;
-  else if constexpr (one_of<M, heartbeat_seen>)
+  else if constexpr (one_of<M, heartbeat_seen, member_lost>)
     return role_kind::membership;
   else if constexpr (one_of<M, engine_prepared, engine_refused, engine_state, engine_failed,
                             switched, response, token_batch, rank_progress, weights_updated,
@@ -61,6 +61,7 @@ bool passes_fence(rank_machine& m, const envelope& in, time_point now) {
 bool passes_peer_fence(rank_machine& m, const envelope& in) {
   if (in.from.role != role_kind::rank || in.from.rank == m.config.self)
     return ++m.drops.unexpected, false;
+  if (m.dead.count(in.from.rank)) return ++m.drops.stale_incarnation, false;
   if (!m.incarnations.accepts(in.from.rank, in.incarnation))
     return ++m.drops.stale_incarnation, false;
   if (in.stamp.term < m.who.stamp.term) return ++m.drops.stale_term, false;
@@ -102,6 +103,14 @@ bool owns_requests(const rank_machine& m) {
   return r.progress.live_requests > 0 || r.progress.finished_requests < r.requests || moves_open(m);
 }
 
+void beat(rank_machine& m, time_point now, effects& out) {
+  m.heartbeat_at = now;
+  post(m.who, role_at(m.config.planner_rank, role_kind::membership),
+       heartbeat{m.config.incarnation, m.who.stamp.epoch, m.rollout ? m.rollout->progress.step : 0,
+                 now.time_since_epoch()},
+       out);
+}
+
 void handle(rank_machine& m, const envelope&, const heartbeat_seen& seen, time_point now,
             effects&) {
   const auto round_trip = now.time_since_epoch() - seen.sent_at;
@@ -109,6 +118,15 @@ void handle(rank_machine& m, const envelope&, const heartbeat_seen& seen, time_p
   if (round_trip < microseconds{0} || (!first && round_trip >= m.clock_round_trip)) return;
   m.clock_round_trip = std::max(round_trip, microseconds{1});
   m.clock_shift = seen.seen_at - (seen.sent_at + round_trip / 2);
+}
+
+/// This process was silent for too long, and the others have gone on without it. Whatever it holds
+/// is somebody else's now.
+void handle(rank_machine& m, const envelope&, const member_lost& news, time_point, effects& out) {
+  if (news.rank != m.config.self || news.incarnation != m.config.incarnation || m.stopping) return;
+  m.stopping = true;
+  post(m.who, engine_of(m), news, out);
+  post(m.who, sidecar_of(m), stop{news.reason + " and is out of the job"}, out);
 }
 
 void handle(rank_machine& m, const envelope&, const stop& order, time_point, effects& out) {
@@ -192,11 +210,10 @@ void step(rank_machine& m, const envelope& in, time_point now, effects& out) {
 
 void tick(rank_machine& m, time_point now, effects& out) {
   m.planner_heard_at += m.own_pause.missed(now);
-  if (!m.stopping && due(m.heartbeat_at, now, m.config.heartbeat))
-    post(m.who, role_at(m.config.planner_rank, role_kind::membership),
-         heartbeat{m.config.incarnation, m.who.stamp.epoch,
-                   m.rollout ? m.rollout->progress.step : 0, now.time_since_epoch()},
-         out);
+  const auto every = rank_parts::is_known_to_live(m)
+                         ? m.config.heartbeat
+                         : std::min(m.config.heartbeat, m.config.resend);
+  if (!m.stopping && now - m.heartbeat_at >= every) rank_parts::beat(m, now, out);
   if (m.failure && !m.stopping && due(m.failure_sent_at, now, m.config.resend))
     post(m.who, rank_parts::planner_of(m), *m.failure, out);
   rank_parts::tick_rollout(m, now, out);

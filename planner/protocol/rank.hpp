@@ -34,7 +34,7 @@ struct rank_machine {
   struct transition_part {
     prepare_transition plan;
     transition_phase phase = transition_phase::preparing;
-    prepared answer; ///< once prepared
+    std::optional<prepared> answer; ///< once the engine is prepared
   };
   struct outgoing {
     response body;
@@ -76,6 +76,7 @@ struct rank_machine {
   rank_config config;
   identity who; ///< stamp.epoch is the epoch that this rank runs, or left the group with
   std::vector<rank_id> members; ///< of that epoch's group, ascending
+  std::set<rank_id> dead;       ///< of whom a recovery told
   incarnation_filter incarnations;
   drop_counts drops;
 

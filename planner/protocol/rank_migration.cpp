@@ -11,7 +11,8 @@ bool holds(const std::vector<rank_id>& ranks, rank_id rank) {
 
 /// `rank` is in the group and is not about to leave it.
 bool stays(const rank_machine& m, rank_id rank) {
-  return holds(m.members, rank) && !(m.transition && holds(m.transition->plan.leavers, rank));
+  return holds(m.members, rank) && !m.dead.count(rank)
+         && !(m.transition && holds(m.transition->plan.leavers, rank));
 }
 
 /// Why the request of another rank is not taken, or empty.
@@ -85,6 +86,35 @@ bool moves_open(const rank_machine& m) {
                         [](const auto& x) { return !x.second.over(); });
 }
 
+void lose_peers(rank_machine& m, const std::vector<request_id>& ended, effects& out) {
+  if (!m.rollout) return;
+  for (auto& [key, move] : m.rollout->outbound) {
+    if (!m.dead.count(move.to) || move.now_in == outbound_move::phase::ended) continue;
+    const bool has_ended = std::find(ended.begin(), ended.end(), key.request) != ended.end();
+    lose_destination(move, m.who, has_ended, out);
+    tell_planner(m, move, out);
+  }
+  for (auto& [key, move] : m.rollout->inbound)
+    if (m.dead.count(move.from)) lose_source(move, m.who, out);
+}
+
+bool takes_from_dead(const rank_machine& m) {
+  if (!m.rollout) return false;
+  const auto& all = m.rollout->inbound;
+  return std::any_of(all.begin(), all.end(), [&](const auto& x) {
+    return m.dead.count(x.second.from) && !x.second.over();
+  });
+}
+
+std::vector<request_id> taken_from_dead(const rank_machine& m) {
+  std::vector<request_id> taken;
+  if (!m.rollout) return taken;
+  for (const auto& [key, move] : m.rollout->inbound)
+    if (m.dead.count(move.from) && move.now_in == inbound_move::phase::committed)
+      taken.push_back(key.request);
+  return taken;
+}
+
 void handle(rank_machine& m, const envelope&, const move_request& order, time_point now,
             effects& out) {
   if (!runs(m, order.key.rollout)) return;
@@ -114,6 +144,7 @@ void hear_move(rank_machine& m, const envelope& in, const move_key& key, time_po
     meet(m, in, key, out);
   else
     ++m.drops.unexpected;
+  answer_if_prepared(m, out);
 }
 
 void tick_moves(rank_machine& m, time_point now, effects& out) {

@@ -19,6 +19,11 @@ inline address sidecar_of(const rank_machine& m) {
 
 /// Requests of the running rollout that this rank has not finished, is giving away or taking over.
 bool owns_requests(const rank_machine&);
+/// The membership has answered: from the first heartbeat on silence means death.
+inline bool is_known_to_live(const rank_machine& m) {
+  return m.clock_round_trip > microseconds{0};
+}
+void beat(rank_machine&, time_point now, effects&);
 /// A rollout was admitted and its books are not closed.
 bool rollout_runs(const rank_machine&);
 
@@ -26,6 +31,7 @@ bool rollout_runs(const rank_machine&);
   void handle(rank_machine&, const envelope&, const message&, time_point now, effects&);
 // rank.cpp
 ADAFLOOR_RANK_HANDLES(heartbeat_seen)
+ADAFLOOR_RANK_HANDLES(member_lost)
 ADAFLOOR_RANK_HANDLES(stop)
 ADAFLOOR_RANK_HANDLES(update_weights)
 ADAFLOOR_RANK_HANDLES(weights_updated)
@@ -61,10 +67,21 @@ ADAFLOOR_RANK_HANDLES(lease_returned)
 ADAFLOOR_RANK_HANDLES(move_request)
 #undef ADAFLOOR_RANK_HANDLES
 
+// rank_transition.cpp
+/// Tells the planner that all is prepared, once it is.
+void answer_if_prepared(rank_machine&, effects&);
+
 // rank_migration.cpp
 /// Whatever the other rank of a move or the own engine says about it.
 void hear_move(rank_machine&, const envelope&, const move_key&, time_point now, effects&);
 bool moves_open(const rank_machine&);
+/// Ends moves to and from ranks that are dead by decision; `ended`: requests that have their
+/// response.
+void lose_peers(rank_machine&, const std::vector<request_id>& ended, effects&);
+/// A move from a dead rank is not over here.
+bool takes_from_dead(const rank_machine&);
+/// Requests that were committed here and came from dead ranks.
+std::vector<request_id> taken_from_dead(const rank_machine&);
 void tick_moves(rank_machine&, time_point now, effects&);
 
 void tick_rollout(rank_machine&, time_point now, effects&);

@@ -41,12 +41,14 @@ bool concerns(rank_machine& m, rollout_id id) {
 
 } // namespace
 
-void handle(rank_machine& m, const envelope&, const admit_requests& order, time_point,
+void handle(rank_machine& m, const envelope&, const admit_requests& order, time_point now,
             effects& out) {
   const bool known = m.rollout && m.rollout->id == order.rollout;
+  if (!known && !is_known_to_live(m)) beat(m, now, out); // Before it has anything to lose.
   if (!known) {
     const bool newer = !m.rollout || (m.rollout->id < order.rollout && !rollout_runs(m));
-    if (!newer || m.stopping || m.transition || m.loading || !m.in_group()) {
+    const bool changes = m.transition && m.transition->plan.kind != transition_kind::recover;
+    if (!newer || m.stopping || changes || m.loading || !m.in_group()) {
       ++m.drops.stale_rollout;
       return;
     }
@@ -57,7 +59,7 @@ void handle(rank_machine& m, const envelope&, const admit_requests& order, time_
   auto& r = *m.rollout;
   if (r.parts.insert(order.part).second) {
     r.requests += static_cast<std::uint32_t>(order.requests.size());
-    post(m.who, engine_of(m), engine_admit{order.rollout, order.requests}, out);
+    post(m.who, engine_of(m), engine_admit{order.rollout, order.requests, order.resumed}, out);
   }
   post(m.who, planner_of(m), requests_admitted{order.rollout, order.part}, out);
 }

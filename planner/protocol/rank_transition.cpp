@@ -28,19 +28,20 @@ struct objection {
 std::optional<objection> object_to(const rank_machine& m, const prepare_transition& plan) {
   const bool member = holds(plan.members, m.config.self);
   const bool leaver = holds(plan.leavers, m.config.self);
-  if (m.transition || m.loading || !m.settled_epoch)
+  const bool recovers = plan.kind == transition_kind::recover;
+  if (m.transition || m.loading || (!m.settled_epoch && !recovers))
     return objection{refusal::busy, "another transition or a weight update is under way"};
   if (m.device_unclean)
     return objection{refusal::lease_active, "the end of a lease could not be proven"};
   if (m.lease) return objection{refusal::lease_active, "the rank is lent out"};
-  if (m.in_group() && plan.from_epoch != m.who.stamp.epoch)
+  if (m.in_group() && plan.from_epoch != m.who.stamp.epoch && !recovers)
     return objection{refusal::busy, "runs epoch " + std::to_string(m.who.stamp.epoch.value)
                                         + ", not " + std::to_string(plan.from_epoch.value)};
   if (expert_map_hash(plan.owners) != plan.map_hash)
     return objection{refusal::bad_map, "the expert map does not have the hash it came with"};
   if (auto ok = check_map(plan.owners, plan.members); !ok)
     return objection{refusal::bad_map, ok.error().text};
-  if (member == leaver || (leaver && !m.in_group()))
+  if (member == leaver || (leaver && !m.in_group() && !recovers))
     return objection{refusal::bad_map, "is not exactly one of member and leaver"};
   if (leaver && owns_requests(m))
     return objection{refusal::owns_requests, std::to_string(m.rollout->progress.live_requests)
@@ -58,11 +59,39 @@ void count_restoration(rank_machine& m, bool begins, time_point now) {
 
 } // namespace
 
+namespace {
+
+/// Ranks have died: what they took part in is over. A transition that was committed is finished by
+/// the recovery, since every epoch's group is decided by the planner alone.
+void abandon_for(rank_machine& m, const prepare_transition& plan, time_point now, effects& out) {
+  m.dead.insert(plan.dead.begin(), plan.dead.end());
+  if (m.failure && m.failure->peer_lost) m.failure.reset();
+  if (m.transition) {
+    count_restoration(m, false, now);
+    m.dead_epoch = std::max(m.dead_epoch, m.transition->plan.epoch);
+    m.transition.reset();
+  }
+  lose_peers(m, plan.ended, out);
+}
+
+} // namespace
+
+void answer_if_prepared(rank_machine& m, effects& out) {
+  if (!m.transition || m.transition->phase != phase::preparing || !m.transition->answer) return;
+  auto& t = *m.transition;
+  if (t.plan.kind == transition_kind::recover) {
+    if (takes_from_dead(m)) return;
+    t.answer->taken = taken_from_dead(m);
+  }
+  t.phase = phase::prepared;
+  post(m.who, planner_of(m), *t.answer, out);
+}
+
 void handle(rank_machine& m, const envelope&, const prepare_transition& plan, time_point now,
             effects& out) {
   if (m.transition && m.transition->plan.epoch == plan.epoch) {
     if (m.transition->phase == phase::prepared)
-      post(m.who, planner_of(m), m.transition->answer, out);
+      post(m.who, planner_of(m), *m.transition->answer, out);
     return;
   }
   if (m.last_refusal && m.last_refusal->epoch == plan.epoch)
@@ -72,11 +101,14 @@ void handle(rank_machine& m, const envelope&, const prepare_transition& plan, ti
     return;
   }
   if (m.stopping) return;
+  const bool recovers = plan.kind == transition_kind::recover;
+  if (recovers) abandon_for(m, plan, now, out);
   if (auto no = object_to(m, plan)) return refuse(m, plan.epoch, no->reason, no->text, out);
   m.transition.emplace();
   m.transition->plan = plan;
   count_restoration(m, true, now);
-  post(m.who, engine_of(m), engine_prepare{plan.epoch, plan.members, plan.owners}, out);
+  post(m.who, engine_of(m),
+       engine_prepare{plan.epoch, plan.members, plan.owners, recovers, plan.dead}, out);
 }
 
 void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_point now,
@@ -96,9 +128,9 @@ void handle(rank_machine& m, const envelope&, const engine_prepared& done, time_
     m.transition.reset();
     return refuse(m, done.epoch, refusal::bad_map, text, out);
   }
-  t.phase = phase::prepared;
-  t.answer = prepared{done.epoch, done.map_hash, done.experts_resident, done.bytes_pulled};
-  post(m.who, planner_of(m), t.answer, out);
+  t.answer = prepared{done.epoch, done.map_hash, done.experts_resident, done.bytes_pulled,
+                      {},         done.address};
+  answer_if_prepared(m, out);
 }
 
 void handle(rank_machine& m, const envelope&, const engine_refused& no, time_point now,
@@ -140,7 +172,9 @@ void handle(rank_machine& m, const envelope&, const commit_transition& order, ti
   }
   if (m.transition->phase == phase::committed) return;
   m.transition->phase = phase::committed;
-  post(m.who, engine_of(m), engine_commit{order.epoch}, out);
+  const bool decodes = rollout_runs(m) && m.rollout->started && !m.rollout->ending;
+  post(m.who, engine_of(m),
+       engine_commit{order.epoch, m.transition->plan.decode && decodes, order.addresses}, out);
 }
 
 void handle(rank_machine& m, const envelope&, const switched& done, time_point now, effects& out) {
@@ -161,7 +195,8 @@ void handle(rank_machine& m, const envelope&, const switched& done, time_point n
 
 void handle(rank_machine& m, const envelope&, const settle_transition& order, time_point,
             effects& out) {
-  if (order.epoch != m.who.stamp.epoch) {
+  // A recovery that is being prepared may have brought experts that this epoch does not know.
+  if (order.epoch != m.who.stamp.epoch || (!m.settled_epoch && m.transition)) {
     ++m.drops.stale_epoch;
     return;
   }

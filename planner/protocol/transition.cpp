@@ -42,6 +42,13 @@ std::string missing(const coordinator& t) {
   return text;
 }
 
+std::vector<std::string> addresses_of(const coordinator& t) {
+  std::vector<std::string> addresses;
+  for (auto member : t.plan.members)
+    addresses.push_back(t.participants.at(member).address);
+  return addresses;
+}
+
 void send(const coordinator& t, const identity& who, rank_id rank, effects& out) {
   const auto to = role_at(rank, role_kind::rank);
   switch (t.now_in) {
@@ -54,7 +61,7 @@ void send(const coordinator& t, const identity& who, rank_id rank, effects& out)
     post(who, to, abort_transition{t.plan.epoch, t.reason}, out);
     break;
   case phase::committed:
-    post(who, to, commit_transition{t.plan.epoch}, out);
+    post(who, to, commit_transition{t.plan.epoch, addresses_of(t)}, out);
     break;
   case phase::settling:
     post(who, to, settle_transition{t.plan.epoch}, out);
@@ -88,10 +95,10 @@ void hear(coordinator& t, identity& who, rank_id rank, participant& p, const pre
                        + " experts, or another map",
                    now, out);
   p.prepared = true;
+  p.address = m.address;
   t.record.bytes += m.bytes_pulled;
-  if (!all(t, &participant::prepared)) return;
-  who.stamp.epoch = t.plan.epoch;
-  enter(t, who, phase::committed, now, out);
+  if (all(t, &participant::prepared) && t.plan.kind != transition_kind::recover)
+    commit(t, who, now, out);
 }
 
 void hear(coordinator& t, identity& who, rank_id rank, participant&, const refused& m,
@@ -180,6 +187,16 @@ void abandon(transition_coordinator& t, identity& who, std::string reason, time_
   if (t.now_in != phase::preparing) return;
   t.reason = std::move(reason);
   enter(t, who, phase::aborting, now, out);
+}
+
+bool all_prepared(const transition_coordinator& t) {
+  return t.now_in == phase::preparing && all(t, &participant::prepared);
+}
+
+void commit(transition_coordinator& t, identity& who, time_point now, effects& out) {
+  assert(all_prepared(t));
+  who.stamp.epoch = t.plan.epoch;
+  enter(t, who, phase::committed, now, out);
 }
 
 transition_coordinator::outcome step(transition_coordinator& t, identity& who, const envelope& in,

@@ -21,6 +21,7 @@ struct transition_coordinator {
   enum class outcome : std::uint8_t { pending, settled, aborted, failed };
   struct participant {
     bool prepared = false, aborted = false, switched = false, settled = false;
+    std::string address; ///< of its exchanges, once prepared
     time_point sent_at;
   };
 
@@ -40,6 +41,11 @@ void begin(transition_coordinator&, identity&, prepare_transition plan,
 
 /// Gives up a transition that is not committed; nothing happens to a committed one.
 void abandon(transition_coordinator&, identity&, std::string reason, time_point now, effects&);
+
+/// All participants are prepared, and nothing is committed.
+bool all_prepared(const transition_coordinator&);
+/// Needs all_prepared. `step` does it by itself, but for a recovery, which waits for more.
+void commit(transition_coordinator&, identity&, time_point now, effects&);
 
 /// Feeds prepared, refused, transition_aborted, switched or settled; anything else is ignored.
 transition_coordinator::outcome step(transition_coordinator&, identity&, const envelope&,

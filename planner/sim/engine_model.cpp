@@ -63,17 +63,17 @@ void engine_model::handle(const any_message& order) {
   else if (auto* no = std::get_if<engine_abort>(&order))
     abort(no->epoch);
   else if (auto* yes = std::get_if<engine_commit>(&order))
-    commit(yes->epoch);
+    commit(*yes);
   else if (std::get_if<engine_settle>(&order))
     settle();
   else if (auto* weights = std::get_if<update_weights>(&order))
     load(*weights);
   else if (auto* kept = std::get_if<tokens_kept>(&order))
     hear(log_, *kept);
-  else if (handle_move(order))
-    return;
-  else if (std::get_if<adafloor::stop>(&order))
+  else if (std::get_if<adafloor::stop>(&order) || std::get_if<member_lost>(&order))
     broken_ = true;
+  else
+    handle_move(order);
 }
 
 void engine_model::fail() {
@@ -84,7 +84,7 @@ void engine_model::fail() {
 
 void engine_model::admit(const engine_admit& order) {
   demand(member_ && quiescent_, "I6", "requests admitted on a rank that cannot serve them");
-  demand(!moves_left(), "I9", "requests are admitted while old ones still move");
+  demand(stalled_ || !moves_left(), "I9", "requests are admitted while old ones still move");
   if (rollout_ != order.rollout) {
     requests_.clear();
     live_ = finished_ = 0;
@@ -92,8 +92,17 @@ void engine_model::admit(const engine_admit& order) {
     rollout_ = order.rollout;
     adafloor::begin(log_, rollout_);
   }
-  for (const auto& spec : order.requests)
+  for (const auto& spec : order.requests) {
+    demand(!find(spec.id), "I6", "a request is admitted where it is");
     requests_.push_back({spec, true_tokens(spec), {}, false, false});
+  }
+  for (const auto& run : order.resumed) {
+    auto& r = *find(run.request);
+    demand(run.first == 0 && run.tokens.size() <= r.tokens.size()
+               && std::equal(run.tokens.begin(), run.tokens.end(), r.tokens.begin()),
+           "I6", "a request is rebuilt from wrong tokens");
+    r.generated = run.tokens;
+  }
   live_ += static_cast<std::uint32_t>(order.requests.size());
 }
 
@@ -105,7 +114,20 @@ void engine_model::start(const engine_start& order) {
   begin_step();
 }
 
+/// The abort of the collective: no step of the running epoch comes to an end any more.
+void engine_model::stall() {
+  ++attempt_;
+  if (!quiescent_) become(rank_state::transition);
+  stalled_ = quiescent_ = true;
+  for (auto& work : std::exchange(deferred_, {}))
+    work();
+}
+
 void engine_model::begin_step() {
+  if (stalled_) {
+    quiescent_ = true;
+    return;
+  }
   for (auto& work : std::exchange(deferred_, {}))
     work();
   become(live_ > 0 ? rank_state::busy : rank_state::dummy);
@@ -113,8 +135,10 @@ void engine_model::begin_step() {
   if (world_.bug == mutant::held_requests_do_not_count)
     for (const auto& r : requests_)
       live -= r.held && !r.done ? 1 : 0;
-  const step_header own{self_, epoch_, step_, ready_epoch_, live, expert_map_hash(owners_)};
-  world_.exchange(own, members_, [this](const step_headers& all) { read_headers(all); });
+  const step_header own{self_, epoch_, epoch_step_, ready_epoch_, live, expert_map_hash(owners_)};
+  world_.exchange(own, members_, [this, attempt = attempt_](const step_headers& all) {
+    if (attempt == attempt_) read_headers(all);
+  });
 }
 
 /// Every member reads the same headers, so every member decides the same.
@@ -122,7 +146,8 @@ void engine_model::read_headers(const step_headers& all) {
   if (broken_) return;
   bool any_live = false, all_ready = true;
   for (const auto& h : all) {
-    demand(h.epoch == epoch_ && h.step == step_ && h.map_hash == expert_map_hash(owners_), "I2",
+    const bool same_step = h.epoch == epoch_ && h.step == epoch_step_;
+    demand(same_step && h.map_hash == expert_map_hash(owners_), "I2",
            "members of a step disagree on epoch, step or expert map");
     any_live = any_live || h.live > 0;
     all_ready = all_ready && h.ready_epoch == all.front().ready_epoch;
@@ -131,11 +156,13 @@ void engine_model::read_headers(const step_headers& all) {
   if (world_.bug == mutant::member_switches_alone) all_ready = ready_epoch_ > epoch_;
   if (!any_live) return stop_quietly();
   for (std::uint32_t e = 0; e < owners_.size(); ++e)
-    demand(world_.expert_resident(owners_[e], e), "I2",
+    demand(world_.is_lost(self_) || world_.expert_resident(owners_[e], e), "I2",
            "expert " + std::to_string(e) + " is not resident on its owner, rank "
                + std::to_string(owners_[e].value));
   world_.after(self_.value, world_.rng.delay(step_us / 2, step_us),
-               [this, all_ready] { finish_step(all_ready); });
+               [this, all_ready, attempt = attempt_] {
+                 if (attempt == attempt_) finish_step(all_ready);
+               });
 }
 
 void engine_model::stop_quietly() {
@@ -156,14 +183,17 @@ void engine_model::finish_step(bool all_ready) {
   if (broken_) return;
   if (!member_) return; // only a planted bug makes a member leave in the middle of a step
   ++step_;
+  ++epoch_step_;
   const auto before = live_;
   for (auto& r : requests_) {
     if (r.done || r.held) continue;
-    world_.note_token(self_, rollout_, r.spec.id, r.generated.size());
-    add(log_, r.spec.id, static_cast<std::uint32_t>(r.generated.size()),
-        r.tokens[r.generated.size()], -0.5f, time_point{world_.clock(self_.value)});
-    r.generated.push_back(r.tokens[r.generated.size()]);
-    ++generated_;
+    if (r.generated.size() < r.tokens.size()) { // Else it was complete when it was rebuilt.
+      world_.note_token(self_, rollout_, r.spec.id, r.generated.size());
+      add(log_, r.spec.id, static_cast<std::uint32_t>(r.generated.size()),
+          r.tokens[r.generated.size()], -0.5f, time_point{world_.clock(self_.value)});
+      r.generated.push_back(r.tokens[r.generated.size()]);
+      ++generated_;
+    }
     if (r.generated.size() < r.tokens.size()) continue;
     r.done = true;
     --live_;
@@ -195,6 +225,7 @@ void engine_model::switch_epoch(microseconds pause) {
   demand(prepared_ && prepared_->done && prepared_->plan.epoch == ready_epoch_, "I1",
          "switch to an epoch that is not prepared");
   epoch_ = ready_epoch_;
+  epoch_step_ = 0;
   members_ = prepared_->plan.members;
   owners_ = prepared_->plan.owners;
   prepared_.reset();
@@ -206,6 +237,11 @@ void engine_model::switch_epoch(microseconds pause) {
 }
 
 void engine_model::prepare(const engine_prepare& plan) {
+  if (plan.recover) {
+    stall();
+    prepared_.reset();
+    ready_epoch_ = epoch_;
+  }
   demand(!prepared_, "I9", "a second transition is prepared while one is reserved");
   demand(plan.epoch > epoch_, "I7", "an old epoch is prepared");
   prepared_ = preparation{plan, {}, false};
@@ -214,7 +250,7 @@ void engine_model::prepare(const engine_prepare& plan) {
       if (plan.owners[e] != self_) resident_[e] = home_[e] = false;
   const bool slow = world_.rng.chance(world_.faults().slow_prepare);
   if (slow) world_.note_fault(fault_kind::slow, self_);
-  const bool restore = plan.members.size() > members_.size() || !member_;
+  const bool restore = plan.recover || plan.members.size() > members_.size() || !member_;
   const std::int64_t slowest_us = restore ? 300'000 : 2'500'000;
   world_.after(self_.value,
                slow ? world_.rng.delay(100'000, slowest_us) : world_.rng.delay(200, 30'000),
@@ -224,7 +260,12 @@ void engine_model::prepare(const engine_prepare& plan) {
 void engine_model::finish_prepare(epoch_id epoch) {
   if (broken_ || !prepared_ || prepared_->plan.epoch != epoch) return; // aborted meanwhile
   auto& p = *prepared_;
-  const bool restore = p.plan.members.size() > members_.size() || !member_;
+  const bool restore = p.plan.recover || p.plan.members.size() > members_.size() || !member_;
+  const auto from_checkpoint = [&](std::uint32_t e) {
+    const auto& dead = p.plan.dead;
+    const bool lost = std::find(dead.begin(), dead.end(), owners_[e]) != dead.end();
+    return p.plan.recover && (lost || !member_);
+  };
   if (!restore && world_.rng.chance(world_.faults().engine_refusal)) {
     prepared_.reset();
     return say(engine_refused{epoch, refusal::no_memory, "planted refusal"});
@@ -239,7 +280,7 @@ void engine_model::finish_prepare(epoch_id epoch) {
     if (p.plan.owners[e] != self_) continue;
     ++done.experts_resident;
     if (resident_[e] || world_.bug == mutant::map_given_from_plan_not_slots) continue;
-    demand(member_ && world_.expert_resident(owners_[e], e), "I2",
+    demand(from_checkpoint(e) || (member_ && world_.expert_resident(owners_[e], e)), "I2",
            "expert " + std::to_string(e) + " is pulled from a rank that does not hold it");
     resident_[e] = true;
     p.pulled.push_back(e);
@@ -259,14 +300,25 @@ void engine_model::abort(epoch_id epoch) {
   prepared_.reset();
 }
 
-void engine_model::commit(epoch_id epoch) {
+void engine_model::commit(const engine_commit& order) {
+  const auto epoch = order.epoch;
   demand(prepared_ && prepared_->done && prepared_->plan.epoch == epoch, "I1",
          "commit of an epoch that is not prepared");
   ready_epoch_ = epoch;
   const bool leaves =
       !std::binary_search(prepared_->plan.members.begin(), prepared_->plan.members.end(), self_);
   const bool early = world_.bug == mutant::leaver_leaves_on_commit && leaves;
-  if (quiescent_ || !member_ || early) switch_epoch(microseconds{0});
+  if (!quiescent_ && member_ && !early) return;
+  const bool recovers = stalled_ && prepared_->plan.recover;
+  switch_epoch(microseconds{0});
+  if (!recovers) return;
+  stalled_ = false;
+  if (!order.decode || !member_) {
+    log_tokens(true);
+    return become(rank_state::idle);
+  }
+  quiescent_ = false;
+  begin_step();
 }
 
 void engine_model::settle() {

@@ -128,7 +128,8 @@ void engine_model::take(const kv_ready& what, const std::optional<kv_blob>& blob
   demand(blob->first == tokens.size() && blob->last == what.last, "I3", "a round is missing");
   tokens.insert(tokens.end(), blob->tokens.begin(), blob->tokens.end());
   if (!what.last) return say(kv_taken{what.key, what.round});
-  demand(member_ && !quiescent_, "I6", "a request moves to a rank that does not decode");
+  demand(member_ && (!quiescent_ || stalled_), "I6",
+         "a request moves to a rank that does not decode");
   requests_.push_back({blob->spec, true_tokens(blob->spec), tokens, false, false});
   arriving_.erase(found);
   ++live_;

@@ -37,7 +37,8 @@ const char* name_of(protocol_step s) {
                                    "restore.settle",
                                    "report",
                                    "weights",
-                                   "stop"};
+                                   "stop",
+                                   "recovery"};
   return names[static_cast<std::size_t>(s)];
 }
 
@@ -78,7 +79,9 @@ bool damage_is_noticed(const envelope& message, std::uint64_t bit, std::string* 
 
 std::optional<protocol_step> step_of(const any_message& message, transition_kind kind) {
   const auto either = [&](protocol_step contract, protocol_step restore) {
-    return kind == transition_kind::restore ? restore : contract;
+    return kind == transition_kind::recover   ? protocol_step::recovery
+           : kind == transition_kind::restore ? restore
+                                              : contract;
   };
   return std::visit(
       [&](const auto& m) -> std::optional<protocol_step> {

@@ -59,9 +59,10 @@ enum class protocol_step : std::uint8_t {
   report, ///< ranks close their books
   weights,
   stop,
+  recovery, ///< a group without the dead is prepared, committed and settled
 };
 constexpr protocol_step enum_max(protocol_step) {
-  return protocol_step::stop;
+  return protocol_step::recovery;
 }
 const char* name_of(protocol_step);
 

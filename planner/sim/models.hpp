@@ -52,9 +52,13 @@ enum class mutant {
   quarantine_is_ignored,
   units_lost_with_their_lease,
   unit_given_out_twice,
+  rebuilt_with_a_hole,
+  survivor_hides_what_it_took,
+  dead_source_is_waited_for,
+  dead_requests_are_forgotten,
 };
 constexpr mutant enum_max(mutant) {
-  return mutant::unit_given_out_twice;
+  return mutant::dead_requests_are_forgotten;
 }
 const char* name_of(mutant);  ///< as in the list above
 const char* describe(mutant); ///< in words
@@ -88,6 +92,9 @@ struct host {
   /// Joins the collective of (epoch, step); `read` runs when every member's header is there.
   virtual void exchange(const step_header& own, const std::vector<rank_id>& members,
                         std::function<void(const step_headers&)> read) = 0;
+  /// The others have gone on without it; it need not know.
+  virtual bool is_lost(rank_id rank) const = 0;
+  virtual bool anyone_lost() const = 0;
   virtual bool expert_resident(rank_id rank, std::uint32_t expert) const = 0;
   /// An engine runs `epoch` now; the world checks that everyone means the same group and map.
   virtual void note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
@@ -118,6 +125,7 @@ public:
 
   bool failed() const { return broken_; }
   bool in_group() const { return member_; }
+  bool stalled() const { return stalled_; }
   bool quiescent() const { return quiescent_; }
   bool reserved() const { return prepared_.has_value(); }
   epoch_id epoch() const { return epoch_; }
@@ -156,9 +164,10 @@ private:
   void prepare(const engine_prepare&);
   void finish_prepare(epoch_id epoch);
   void abort(epoch_id epoch);
-  void commit(epoch_id epoch);
+  void commit(const engine_commit&);
   void settle();
   void load(const update_weights&);
+  void stall();
   bool handle_move(const any_message&);
   void at_boundary(const any_message&);
   running_request* find(request_id);
@@ -184,6 +193,8 @@ private:
   std::vector<bool> home_, resident_;
   std::vector<rank_id> members_, owners_;
   bool member_ = true, quiescent_ = true, broken_ = false;
+  bool stalled_ = false;      ///< a recovery abandoned the step; none begins before its switch
+  std::uint64_t attempt_ = 0; ///< of stepping: what was begun before a recovery is nothing now
   epoch_id epoch_, ready_epoch_;
   std::optional<preparation> prepared_;
   rollout_id rollout_;
@@ -193,7 +204,7 @@ private:
   std::map<move_key, std::pair<std::uint32_t, kv_blob>> shelf_; ///< the newest round
   std::vector<std::function<void()>> deferred_;                 ///< to the end of the running step
   std::uint32_t live_ = 0, finished_ = 0;
-  std::uint64_t step_ = 0, generated_ = 0;
+  std::uint64_t step_ = 0, epoch_step_ = 0, generated_ = 0;
   rank_state state_ = rank_state::idle;
   token_batcher log_;
 };

@@ -2,6 +2,8 @@
 #include "planner/protocol/expert_placement.hpp"
 #include "planner/sim/world.hpp"
 
+#include <algorithm>
+
 namespace adafloor::sim {
 
 namespace {
@@ -35,6 +37,11 @@ constexpr struct {
     {"quarantine_is_ignored", "the broker does not tell which ranks are not back"},
     {"units_lost_with_their_lease", "units that a lease did not finish are forgotten"},
     {"unit_given_out_twice", "a unit is given out while somebody has it"},
+    {"rebuilt_with_a_hole", "a request is rebuilt from tokens with a hole"},
+    {"survivor_hides_what_it_took", "a survivor does not tell what it took over from the dead"},
+    {"dead_source_is_waited_for",
+     "a survivor waits for the rest of a request whose source is dead"},
+    {"dead_requests_are_forgotten", "the requests of the dead are admitted nowhere"},
 };
 static_assert(std::size(bugs) == static_cast<std::size_t>(enum_max(mutant{})) + 1);
 } // namespace
@@ -133,6 +140,28 @@ void world::plant(const envelope& message, effects& out) {
   } else if (bug == mutant::quarantine_is_ignored && self.role == role_kind::broker) {
     for (auto& m : out)
       if (auto* back = std::get_if<leases_recalled>(&m.body)) back->unreturned.clear();
+  } else if (bug == mutant::rebuilt_with_a_hole) {
+    for (auto& m : out)
+      if (auto* part = std::get_if<admit_requests>(&m.body))
+        for (auto& run : part->resumed)
+          if (run.tokens.size() > 1) run.tokens.erase(run.tokens.begin());
+  } else if (bug == mutant::survivor_hides_what_it_took) {
+    for (auto& m : out)
+      if (auto* done = std::get_if<prepared>(&m.body)) done->taken.clear();
+  } else if (bug == mutant::dead_source_is_waited_for) {
+    if (auto* plan = std::get_if<prepare_transition>(&message.body); plan && !plan->dead.empty())
+      out.erase(std::remove_if(out.begin(), out.end(),
+                               [](const envelope& m) {
+                                 return std::get_if<engine_receive_cancel>(&m.body) != nullptr;
+                               }),
+                out.end());
+  } else if (bug == mutant::dead_requests_are_forgotten) {
+    for (auto& m : out)
+      if (auto* part = std::get_if<admit_requests>(&m.body);
+          part && part->part > 0 && planner.recovery) {
+        part->requests.clear();
+        part->resumed.clear();
+      }
   } else if (bug == mutant::timeline_loses_time && self.role == role_kind::rank) {
     for (auto& m : out)
       if (auto* report = std::get_if<rollout_report>(&m.body); report && !report->intervals.empty())

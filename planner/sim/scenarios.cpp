@@ -1,6 +1,8 @@
 // Which worlds there are: everything about one follows from its seed.
 #include "planner/sim/world.hpp"
 
+#include <algorithm>
+
 namespace adafloor::sim {
 namespace {
 
@@ -19,20 +21,35 @@ void add_later_kinds(scenario& s) {
                            step::move_cancel,    step::lease_grant,   step::lease_work,
                            step::lease_return,   step::abort,         step::contract_commit,
                            step::restore_commit, step::restore_settle};
-  const auto where = rng.chance(0.5) ? rare[rng.below(std::size(rare))]
-                                     : static_cast<step>(1 + rng.below(fault_coverage::steps));
+  const auto where = rng.chance(0.5)
+                         ? rare[rng.below(std::size(rare))]
+                         : static_cast<step>(rng.between(1, static_cast<int>(step::stop)));
   constexpr fault_kind aimed[] = {fault_kind::crash, fault_kind::disk_full, fault_kind::freeze,
                                   fault_kind::slow};
-  if (kind < std::size(aimed) && !s.crash && !s.engine_failure && !s.unkillable)
+  if (kind < std::size(aimed) && s.deaths.empty() && !s.engine_failure && !s.unkillable)
     s.aimed = aimed_fault{aimed[kind], where};
+  else if (!s.deaths.empty())
+    s.aimed = aimed_fault{aimed[kind % std::size(aimed)], step::recovery};
 }
 
 } // namespace
 
 void keep_only(scenario& s, const std::set<fault_kind>& kept) {
   keep_only(s.faults, kept);
-  if (kept.count(fault_kind::crash) == 0) s.crash = s.engine_failure = std::nullopt;
-  if (kept.count(fault_kind::freeze) == 0) s.unkillable = std::nullopt;
+  const auto drop_deaths = [&](bool frozen) {
+    auto& all = s.deaths;
+    all.erase(std::remove_if(all.begin(), all.end(),
+                             [&](const auto& d) { return (d.frozen > microseconds{0}) == frozen; }),
+              all.end());
+  };
+  if (kept.count(fault_kind::crash) == 0) {
+    s.engine_failure = std::nullopt;
+    drop_deaths(false);
+  }
+  if (kept.count(fault_kind::freeze) == 0) {
+    s.unkillable = std::nullopt;
+    drop_deaths(true);
+  }
   if (s.aimed && kept.count(s.aimed->kind) == 0) s.aimed = std::nullopt;
 }
 
@@ -66,7 +83,7 @@ scenario scenario_of(std::uint64_t seed, std::uint32_t ranks) {
   const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
   s.fault_at = rng.delay(0, 1'500'000);
   const auto kind = rng.below(20);
-  if (kind == 0) s.crash = victim;
+  if (kind == 0) s.deaths.push_back({victim, s.fault_at, microseconds{0}});
   if (kind == 1) s.engine_failure = victim;
   if (kind == 2) s.unkillable = victim;
   if (rng.chance(0.5)) s.moves = 0.3;
@@ -113,11 +130,31 @@ scenario lease_scenario_of(std::uint64_t seed, std::uint32_t ranks) {
   const auto victim = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
   s.fault_at = rng.delay(0, 1'500'000);
   const auto kind = rng.below(12);
-  if (kind == 0) s.crash = victim;
+  if (kind == 0) s.deaths.push_back({victim, s.fault_at, microseconds{0}});
   if (kind <= 2 && kind > 0) s.unkillable = victim;
   s.pace = {0.01, 1, 1, microseconds{100'000}, microseconds{80'000}, microseconds{1000}, 1, 0.5, 3};
   if (rng.chance(0.4)) s.slow_leases = 0.1;
   add_later_kinds(s);
+  return s;
+}
+
+scenario death_scenario_of(std::uint64_t seed, std::uint32_t ranks) {
+  auto s = scenario_of(seed, ranks);
+  random_stream rng(seed ^ 0xdead);
+  if (s.world_size == 2 && ranks == 0) s.world_size = s.experts = 4;
+  s.engine_failure.reset();
+  s.unkillable.reset();
+  s.deaths.clear();
+  if (s.aimed && s.aimed->kind == fault_kind::disk_full) s.aimed.reset();
+  s.requests = static_cast<std::uint32_t>(rng.between(2, s.world_size * 3));
+  s.max_tokens = static_cast<std::uint32_t>(rng.between(40, 300));
+  s.update_weights = rng.chance(0.3);
+  for (auto count = 1 + rng.below(2); count > 0; --count) {
+    const auto rank = static_cast<std::uint32_t>(rng.between(1, s.world_size - 1));
+    const auto frozen = rng.chance(0.5) ? rng.delay(3'500'000, 9'000'000) : microseconds{0};
+    s.deaths.push_back({rank, rng.delay(0, rng.chance(0.7) ? 1'000'000 : 6'000'000), frozen});
+  }
+  if (rng.chance(0.5)) s.moves = 0.3;
   return s;
 }
 

@@ -14,7 +14,9 @@ std::set<fault_kind> world_choice::all_kinds() {
 }
 
 scenario scenario_of(std::uint64_t seed, const world_choice& choice) {
-  auto s = choice.leases ? lease_scenario_of(seed, choice.ranks) : scenario_of(seed, choice.ranks);
+  auto s = choice.leases   ? lease_scenario_of(seed, choice.ranks)
+           : choice.deaths ? death_scenario_of(seed, choice.ranks)
+                           : scenario_of(seed, choice.ranks);
   keep_only(s, choice.kinds);
   s.rollouts = choice.rollouts.value_or(s.rollouts);
   s.requests = choice.requests.value_or(s.requests);
@@ -30,6 +32,7 @@ scenario scenario_of(std::uint64_t seed, const world_choice& choice) {
 std::string replay_command(std::uint64_t seed, const world_choice& choice) {
   auto text = fmt::format("adafloor faults run --seeds {0}..{0}", seed);
   if (choice.leases) text += " --leases";
+  if (choice.deaths) text += " --deaths";
   if (choice.ranks > 0) text += fmt::format(" --ranks {}", choice.ranks);
   if (choice.kinds.empty()) text += " --kinds none";
   if (!choice.kinds.empty() && choice.kinds != world_choice::all_kinds()) {
@@ -47,8 +50,10 @@ std::string replay_command(std::uint64_t seed, const world_choice& choice) {
 world_choice choice_for(mutant bug) {
   world_choice choice;
   choice.bug = bug;
+  choice.deaths = bug > mutant::unit_given_out_twice;
   choice.leases =
-      bug > mutant::held_requests_do_not_count || bug == mutant::gate_forgets_ended_leases;
+      !choice.deaths
+      && (bug > mutant::held_requests_do_not_count || bug == mutant::gate_forgets_ended_leases);
   return choice;
 }
 
@@ -59,7 +64,9 @@ void world_figures::add(const world& w) {
   for (const auto& done : w.trainer.done) {
     aborted += done.aborted_transitions;
     for (const auto& t : done.transitions)
-      ++(t.kind == transition_kind::restore ? restorations : contractions);
+      ++(t.kind == transition_kind::restore    ? restorations
+         : t.kind == transition_kind::contract ? contractions
+                                               : recoveries);
   }
   leases += w.trainer.leases.size();
   for (const auto& lease : w.trainer.leases) {
@@ -71,6 +78,13 @@ void world_figures::add(const world& w) {
   quarantined += w.trainer.quarantined.size();
   units += w.recorder.answers.size();
   failures += w.trainer.failed.size();
+  lost += w.trainer.lost.size();
+  for (const auto& recovery : w.trainer.recoveries) {
+    rebuilt += recovery.requests;
+    tokens_rebuilt += recovery.tokens;
+  }
+  for (auto rank : w.planner.lost)
+    fenced += w.nodes[rank.value].rank.stopping;
   for (const auto& move : w.trainer.moves)
     ++moves[move.outcome];
   for (const auto& n : w.nodes)
@@ -80,11 +94,13 @@ void world_figures::add(const world& w) {
 
 void world_figures::add(const world_figures& o) {
   for (const auto count :
-       {&world_figures::worlds, &world_figures::events, &world_figures::rollouts,
-        &world_figures::contractions, &world_figures::restorations, &world_figures::aborted,
-        &world_figures::leases, &world_figures::forced, &world_figures::unclean,
-        &world_figures::unfinished, &world_figures::cuts, &world_figures::quarantined,
-        &world_figures::units, &world_figures::failures, &world_figures::stale})
+       {&world_figures::worlds,         &world_figures::events,       &world_figures::rollouts,
+        &world_figures::contractions,   &world_figures::restorations, &world_figures::aborted,
+        &world_figures::leases,         &world_figures::forced,       &world_figures::unclean,
+        &world_figures::unfinished,     &world_figures::cuts,         &world_figures::quarantined,
+        &world_figures::units,          &world_figures::failures,     &world_figures::stale,
+        &world_figures::lost,           &world_figures::recoveries,   &world_figures::rebuilt,
+        &world_figures::tokens_rebuilt, &world_figures::fenced})
     this->*count += o.*count;
   for (const auto& [how, count] : o.moves)
     moves[how] += count;
@@ -95,9 +111,11 @@ std::string world_figures::text() const {
   auto line = fmt::format(
       "{} worlds, {} events: {} rollouts, {} contractions, {} restorations, {} aborted "
       "transitions, {} leases ({} forced, {} unclean, {} without a result), {} units, {} cuts, {} "
-      "ranks in quarantine, {} clear failures, {} stale messages dropped",
+      "ranks in quarantine, {} ranks lost ({} woke and ended), {} recoveries ({} requests rebuilt "
+      "from {} tokens), {} clear failures, {} stale messages dropped",
       worlds, events, rollouts, contractions, restorations, aborted, leases, forced, unclean,
-      unfinished, units, cuts, quarantined, failures, stale);
+      unfinished, units, cuts, quarantined, lost, fenced, recoveries, rebuilt, tokens_rebuilt,
+      failures, stale);
   const char* separator = "; orders to move: ";
   for (const auto& [how, count] : moves)
     line += std::exchange(separator, ", ") + fmt::format("{} {}", count, name_of(how));

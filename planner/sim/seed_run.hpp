@@ -8,6 +8,7 @@ namespace adafloor::sim {
 /// Which worlds a seed stands for.
 struct world_choice {
   bool leases = false;     ///< worlds that are about leases
+  bool deaths = false;     ///< worlds that are about ranks that die
   std::uint32_t ranks = 0; ///< 0: drawn from the seed
   std::set<fault_kind> kinds = all_kinds();
   std::optional<std::uint32_t> rollouts, requests, units; ///< none: drawn from the seed
@@ -26,7 +27,8 @@ world_choice choice_for(mutant bug);
 struct world_figures {
   std::uint64_t worlds = 0, events = 0, rollouts = 0, contractions = 0, restorations = 0,
                 aborted = 0, leases = 0, forced = 0, unclean = 0, unfinished = 0, cuts = 0,
-                quarantined = 0, units = 0, failures = 0, stale = 0;
+                quarantined = 0, units = 0, failures = 0, stale = 0, lost = 0, recoveries = 0,
+                rebuilt = 0, tokens_rebuilt = 0, fenced = 0;
   std::map<move_outcome, std::uint64_t> moves;
   fault_coverage struck;
 

@@ -162,8 +162,7 @@ void world::slow(rank who, microseconds time) {
 
 void world::crash(rank who) {
   if (who == 0) throw std::invalid_argument("crash(0): rank 0 runs the planner, the job would end");
-  world_->note_fault(fault_kind::crash, rank_id{who});
-  world_->nodes.at(who).crashed = true;
+  world_->strike_at(who, fault_kind::crash);
 }
 
 void world::fill_disk() {

@@ -20,6 +20,13 @@ struct aimed_fault {
   protocol_step step;
 };
 
+/// A rank dies at `at`: it is gone, or stands still for `frozen`.
+struct rank_death {
+  std::uint32_t rank = 0;
+  microseconds at{0};
+  microseconds frozen{0}; ///< 0: gone
+};
+
 /// What a world is; drawn from the seed, or set by a test.
 struct scenario {
   std::uint64_t seed = 0;
@@ -37,10 +44,10 @@ struct scenario {
   microseconds faults_end{4'000'000};
   microseconds time_limit{120'000'000};    ///< liveness bound, all in
   std::optional<std::uint32_t> unkillable; ///< worker of this rank
-  std::optional<std::uint32_t> crash;      ///< this rank, at fault_at
   std::optional<std::uint32_t> engine_failure;
   microseconds fault_at{0};
   std::optional<aimed_fault> aimed; ///< after fault_at
+  std::vector<rank_death> deaths;
   bool update_weights = true;
   bool may_fail = false; ///< with a clear error, though nothing of the above is to blame
   double moves = 0;      ///< chance of an order to move a request, per tick
@@ -80,7 +87,10 @@ struct trainer_model {
   std::vector<rollout_failed> failed;
   std::vector<lease_record> leases;
   std::vector<rank_quarantined> quarantined;
-  std::uint32_t group_size = 0; ///< before the running rollout
+  std::vector<rank_lost> lost;
+  std::vector<recovery_record> recoveries;
+  std::uint32_t lost_before = 0; ///< of them, when the last rollout was done
+  std::uint32_t group_size = 0;  ///< before the running rollout
   std::vector<request_moved> moves;
 };
 
@@ -101,6 +111,8 @@ public:
   void tell(envelope message, microseconds delay) override;
   void exchange(const step_header& own, const std::vector<rank_id>& members,
                 std::function<void(const step_headers&)> read) override;
+  bool is_lost(rank_id rank) const override { return planner.lost.count(rank) != 0; }
+  bool anyone_lost() const override { return !planner.lost.empty(); }
   bool expert_resident(rank_id rank, std::uint32_t expert) const override {
     return nodes[rank.value].engine.resident(expert);
   }
@@ -129,6 +141,9 @@ public:
   void open(const std::string& name);
 
   void strike_at(std::uint32_t n, fault_kind kind);
+  void die(const rank_death&);
+  /// Gone, or gone on without.
+  bool is_dead(rank_id r) const { return nodes[r.value].crashed || planner.lost.count(r) != 0; }
   /// What rank `n` does at this moment, read off the machines.
   step_set steps_at(std::uint32_t n) const;
   /// Cuts these ranks off from the others, until `heal`.
@@ -146,8 +161,12 @@ public:
   recorder_model recorder{*this, rank_id{0}};
   trainer_model trainer;
   std::map<epoch_id, std::pair<std::vector<rank_id>, std::uint64_t>> groups; ///< I1
-  std::map<std::pair<rollout_id, request_id>, std::size_t> tokens; ///< I6: generated so far
-  std::uint64_t hash = 0;                                          ///< of all that was delivered
+  struct progress {
+    std::size_t count = 0;
+    std::uint32_t times_rebuilt = 0;
+  };
+  std::map<std::pair<rollout_id, request_id>, progress> tokens; ///< I6: generated so far
+  std::uint64_t hash = 0;                                       ///< of all that was delivered
   std::uint64_t events = 0;
   fault_coverage struck; ///< where faults struck
   std::ostream* trace = nullptr;
@@ -220,6 +239,9 @@ scenario scenario_of(std::uint64_t seed, std::uint32_t ranks = 0);
 /// slow to start, die, do not stop and leave memory behind, and lending is cut and goes on all the
 /// time.
 scenario lease_scenario_of(std::uint64_t seed, std::uint32_t ranks = 0);
+/// Ranks die at any moment of a job that moves requests and contracts, one after the other or
+/// together; some only stand still, for longer than anybody waits, and wake.
+scenario death_scenario_of(std::uint64_t seed, std::uint32_t ranks = 0);
 /// Every kind of fault that is not in `kept` never strikes.
 void keep_only(scenario&, const std::set<fault_kind>& kept);
 

@@ -80,14 +80,18 @@ void world::strike(std::uint32_t n) {
     note_fault(fault_kind::crash, rank_id{*what.engine_failure});
     nodes[*what.engine_failure].engine.fail();
   }
-  if (what.crash) strike_at(*what.crash, fault_kind::crash);
+}
+
+void world::die(const rank_death& death) {
+  if (death.frozen == microseconds{0}) return strike_at(death.rank, fault_kind::crash);
+  note_fault(fault_kind::freeze, rank_id{death.rank});
+  nodes[death.rank].paused_until = now + death.frozen;
 }
 
 void world::strike_at(std::uint32_t n, fault_kind kind) {
   note_fault(kind, rank_id{n});
   switch (kind) {
   case fault_kind::crash:
-    what.crash = n;
     nodes[n].crashed = true;
     return;
   case fault_kind::freeze:
@@ -196,13 +200,10 @@ step_set world::steps_at(std::uint32_t n) const {
   if (node.rank.rollout) add_moves(*node.rank.rollout, add);
   const auto& change = planner.transition;
   if (change.participants.count(rank_id{n}) != 0) {
-    const bool restore = change.plan.kind == transition_kind::restore;
-    if (change.now_in == coordinator_phase::preparing)
-      add(restore ? protocol_step::restore_prepare : protocol_step::contract_prepare);
-    if (change.now_in == coordinator_phase::committed)
-      add(restore ? protocol_step::restore_commit : protocol_step::contract_commit);
-    if (change.now_in == coordinator_phase::settling)
-      add(restore ? protocol_step::restore_settle : protocol_step::contract_settle);
+    const auto kind = change.plan.kind;
+    if (change.now_in == coordinator_phase::preparing) add(*step_of(prepared{}, kind));
+    if (change.now_in == coordinator_phase::committed) add(*step_of(switched{}, kind));
+    if (change.now_in == coordinator_phase::settling) add(*step_of(settled{}, kind));
     if (change.now_in == coordinator_phase::aborting) add(protocol_step::abort);
   }
   if (node.rank.lease && !node.rank.lease->accepted) add(protocol_step::lease_grant);

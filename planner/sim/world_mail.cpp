@@ -260,6 +260,7 @@ void world::to_trainer(const envelope& message) {
     t.done.push_back(*done);
     check_rollout_done(*this, *done);
     t.group_size = static_cast<std::uint32_t>(planner.world.size());
+    t.lost_before = static_cast<std::uint32_t>(t.lost.size());
     ++t.next_rollout;
     go_on();
   } else if (auto* failed = std::get_if<rollout_failed>(&message.body)) {
@@ -275,6 +276,10 @@ void world::to_trainer(const envelope& message) {
   } else if (auto* away = std::get_if<rank_quarantined>(&message.body)) {
     check_quarantine(*this, *away);
     t.quarantined.push_back(*away);
+  } else if (auto* lost = std::get_if<rank_lost>(&message.body)) {
+    t.lost.push_back(*lost);
+  } else if (auto* recovery = std::get_if<recovery_record>(&message.body)) {
+    t.recoveries.push_back(*recovery);
   } else if (auto* moved = std::get_if<request_moved>(&message.body)) {
     t.moves.push_back(*moved);
   } else if (std::get_if<stopped>(&message.body)) {

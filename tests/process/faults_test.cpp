@@ -231,13 +231,6 @@ BOOST_FIXTURE_TEST_CASE(ranks_freeze_for_a_moment_in_the_middle, elastic_run) {
     same({fault});
 }
 
-BOOST_FIXTURE_TEST_CASE(a_rank_that_crashes_is_named, elastic_run) {
-  const auto ended = run_program(arguments({"at=prepare_transition do=crash rank=2"}, {}), path());
-  BOOST_TEST(ended.exit_code == 3, ended.err);
-  BOOST_TEST(ended.err.find("rank 2") != std::string::npos, ended.err);
-  BOOST_TEST(processes_with(path() + "/out/job.json").empty());
-}
-
 BOOST_FIXTURE_TEST_CASE(rules_that_cannot_strike_are_refused_at_the_start, elastic_run) {
   for (const auto& [fault, said] :
        {std::pair{"at=kv_ready do=drop rank=9", "there are ranks 0 to 3"},

@@ -14,9 +14,9 @@ using namespace adafloor;
 using namespace adafloor::sim;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::uint64_t seeds = 1000, lease_seeds = 300; // ten times slower
+constexpr std::uint64_t seeds = 1000, lease_seeds = 300, death_seeds = 300; // ten times slower
 #else
-constexpr std::uint64_t seeds = 5000, lease_seeds = 2000;
+constexpr std::uint64_t seeds = 5000, lease_seeds = 2000, death_seeds = 2000;
 #endif
 
 /// Runs the seed again in the smallest world that fails and shows its last messages.
@@ -87,8 +87,21 @@ BOOST_AUTO_TEST_CASE(leases_end_before_their_rank_is_used_again) {
     run(seed, choice, f);
   std::cout << f.text() << '\n';
   for (auto count : {f.rollouts, f.leases, f.forced, f.unclean, f.unfinished, f.units, f.cuts,
-                     f.quarantined, f.failures})
+                     f.quarantined, f.lost})
     BOOST_TEST(count > 0);
+}
+
+BOOST_AUTO_TEST_CASE(ranks_die_and_the_others_go_on) {
+  world_figures f;
+  world_choice choice;
+  choice.deaths = true;
+  for (std::uint64_t seed = 1; seed <= death_seeds; ++seed)
+    run(seed, choice, f);
+  std::cout << f.text() << '\n';
+  for (auto count :
+       {f.rollouts, f.contractions, f.lost, f.recoveries, f.rebuilt, f.tokens_rebuilt, f.fenced})
+    BOOST_TEST(count > 0);
+  BOOST_TEST(f.failures * 10 < f.lost); // With its reason: the planner's rank, an update, nobody.
 }
 
 BOOST_AUTO_TEST_CASE(a_quiet_network_contracts_to_every_planned_size) {

@@ -217,6 +217,38 @@ BOOST_AUTO_TEST_CASE(a_frame_of_the_next_epoch_waits_and_one_of_the_last_is_drop
   BOOST_TEST(!f[0]->make_group(epoch_id{3}, {rank_id{0}, rank_id{1}}).has_value());
 }
 
+BOOST_AUTO_TEST_CASE(members_with_new_addresses_find_each_other_and_those_who_stayed_out) {
+  constexpr std::uint32_t n = 4;
+  auto f = make_fabrics(n);
+  troubles t;
+  std::vector<std::string> addresses(n), before(n);
+  const auto trade_in = [&](std::uint32_t r, std::uint64_t epoch, std::vector<rank_id> members) {
+    for (auto m : members)
+      if (auto ok = f[r]->follow(m, addresses[m.value]); !ok) t.note(ok.error().text);
+    auto group = f[r]->make_group(epoch_id{epoch}, std::move(members)).value();
+    for (std::uint64_t step = 1; step <= 20; ++step)
+      t.note(trade(*group, step, step % 3 == 0 ? 300'000 : 3'000));
+  };
+  for (std::uint32_t r = 0; r < n; ++r)
+    before[r] = addresses[r] = f[r]->address();
+  on_threads(n, [&](std::uint32_t r) { trade_in(r, 1, everyone(n)); });
+  BOOST_TEST(t.text == "");
+  for (std::uint64_t epoch = 2; epoch < 8; epoch += 2) { // rank 2 is gone, rank 3 outside
+    on_threads(2, [&](std::uint32_t r) {
+      if (auto ok = f[r]->renew(); !ok) t.note(ok.error().text);
+      addresses[r] = f[r]->address();
+    });
+    BOOST_TEST(addresses[0] != before[0]);
+    on_threads(2, [&](std::uint32_t r) { trade_in(r, epoch, {rank_id{0}, rank_id{1}}); });
+    BOOST_TEST(t.text == "");
+    on_threads(3, [&](std::uint32_t i) {
+      trade_in(i == 2 ? 3 : i, epoch + 1, {rank_id{0}, rank_id{1}, rank_id{3}});
+    });
+    BOOST_TEST(t.text == "");
+    before = addresses;
+  }
+}
+
 BOOST_AUTO_TEST_CASE(exchanges_that_differ_name_the_rank) {
   auto f = make_fabrics(2, microseconds{3'000'000});
   std::string texts[2];

@@ -202,7 +202,9 @@ BOOST_AUTO_TEST_CASE(a_new_endpoint_in_the_middle_loses_and_repeats_nothing) {
   constexpr std::uint64_t n = 3000;
   for (std::uint64_t i = 0; i < n; ++i) {
     a.send(1, text(i));
-    if (i % 700 == 699) join(a, 0, 10, b, 1, 11); // both sides drop what is under way
+    if (i % 700 != 699) continue;
+    BOOST_REQUIRE(b.hears(i - 600)); // UCX 1.13 may abort where endpoints that connect are replaced
+    join(a, 0, 10, b, 1, 11);        // both sides drop what is under way
   }
   BOOST_REQUIRE(b.hears(n));
   for (std::uint64_t i = 0; i < n; ++i)
@@ -327,7 +329,8 @@ BOOST_AUTO_TEST_CASE(a_frozen_process_fills_its_window_is_reported_silent_and_ca
   std::uint64_t sent = 1;
   while (a.link->post(rank_id{1}, text(sent)) == post_status::accepted)
     ++sent;
-  BOOST_TEST(sent == 301u); // bounded, however long it sleeps
+  // Bounded, however long it sleeps; the first may not be acknowledged yet.
+  BOOST_TEST((sent == 300u || sent == 301u), sent);
   BOOST_TEST(a.sees(peer_event_kind::silent, 1));
   const double before = testing::cpu_seconds(::getpid());
   std::this_thread::sleep_for(1s);

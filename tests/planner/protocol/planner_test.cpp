@@ -101,14 +101,24 @@ BOOST_FIXTURE_TEST_CASE(a_rank_that_never_admits_is_named, small_world) {
 
 BOOST_FIXTURE_TEST_CASE(dead_engine_is_not_reported_as_success, small_world) {
   run({});
-  const auto failed = sent<rollout_failed>(rank(2, engine_failed{rank_id{1}, true, "frozen"}));
+  const auto failed = sent<rollout_failed>(rank(2, engine_failed{rank_id{2}, false, "no memory"}));
   BOOST_REQUIRE_EQUAL(failed.size(), 1u);
-  BOOST_TEST(failed[0].peer_lost);
+  BOOST_TEST(!failed[0].peer_lost);
   BOOST_TEST(sent<rollout_failed>(finish_all_but({})).empty()); // told once
 }
 
-BOOST_FIXTURE_TEST_CASE(a_lost_rank_ends_the_rollout_and_is_not_waited_for_at_the_stop,
+BOOST_FIXTURE_TEST_CASE(an_engine_that_waits_for_ever_ends_the_rollout_where_all_ranks_live,
                         small_world) {
+  run({});
+  BOOST_TEST(rank(2, engine_failed{rank_id{1}, true, "frozen"}).empty());
+  const auto failed = sent<rollout_failed>(wait(machine.config.peer_lost_max + ms(50)));
+  BOOST_REQUIRE_EQUAL(failed.size(), 1u);
+  BOOST_TEST(failed[0].peer_lost);
+  BOOST_TEST(failed[0].text.find("rank 2 failed waiting for rank 1") != std::string::npos);
+}
+
+BOOST_FIXTURE_TEST_CASE(a_lost_rank_without_recovery_ends_the_rollout, small_world) {
+  machine.config.recover = false;
   run({});
   const auto failed = sent<rollout_failed>(
       local(role_kind::membership, member_lost{rank_id{3}, process_of(3), "silent"}));
