@@ -280,7 +280,10 @@ void engine_loop::on(const engine_commit& m) {
   next_->addresses = m.addresses;
   const bool recovers = next_->recover;
   if (recovers) stepping_ = false; // Told to start meanwhile, in a group that is no more.
-  if (!stepping_) do_switch();     // No step of the old epoch can come any more.
+  // Before `switched`: nobody may take it for idle and close the books.
+  if (recovers && m.decode && contains(next_->members, options_.self))
+    set_state(live_requests() > 0 ? rank_state::busy : rank_state::dummy, now());
+  if (!stepping_) do_switch(); // No step of the old epoch can come any more.
   if (recovers && epoch_ == m.epoch) go_on_without_lost(m.decode);
 }
 

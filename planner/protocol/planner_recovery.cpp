@@ -53,7 +53,10 @@ prepare_transition plan_without_lost(planner_machine& m) {
   plan.members = without_lost(m, whole ? m.world : m.members);
   auto& leavers = m.recovery->leavers;
   for (const auto& [rank, p] : m.transition.participants)
-    leavers.insert(rank);
+    if (p.settled)
+      leavers.erase(rank); // It has left, and may be lent already.
+    else
+      leavers.insert(rank);
   for (auto rank : leavers)
     if (!m.lost.count(rank) && !holds(plan.members, rank)) plan.leavers.push_back(rank);
   plan.owners = contract_owners(whole ? restored_owners(m) : m.owners, plan.members);
@@ -175,8 +178,14 @@ rank_id least_loaded(const planner_machine& m) {
                            [&](rank_id a, rank_id b) { return load(a) < load(b); });
 }
 
-/// Gives every request of the dead a new home: one with a response counts for the planner's rank,
-/// the others are rebuilt on whoever has the fewest.
+/// Whose requests those of the dead that have a response count as: the planner's rank, unless it is
+/// out of the rollout itself.
+rank_id heir(const planner_machine& m, const std::vector<rank_id>& members) {
+  return m.rollout->ranks.count(m.config.self) ? m.config.self : members.front();
+}
+
+/// Gives every request of the dead a new home: one without a response is rebuilt on whoever has the
+/// fewest.
 void adopt(planner_machine& m, time_point now, effects& out) {
   m.recovery->adopted = true;
   if (!m.rollout) return;
@@ -187,7 +196,7 @@ void adopt(planner_machine& m, time_point now, effects& out) {
   for (auto& [id, request] : r.requests) {
     if (!m.lost.count(request.home)) continue;
     const bool missing = request.state == response_state::missing;
-    const auto to = missing ? least_loaded(m) : m.config.self;
+    const auto to = missing ? least_loaded(m) : heir(m, m.transition.plan.members);
     rehome(m, request, to);
     if (missing) adopted.add(id, request, to);
   }
@@ -232,7 +241,7 @@ void drop_outsider(planner_machine& m, rank_id rank, time_point now, effects& ou
   if (!m.rollout) return;
   auto& r = *m.rollout;
   for (auto& [id, request] : r.requests)
-    if (request.home == rank) rehome(m, request, m.config.self);
+    if (request.home == rank) rehome(m, request, heir(m, m.members));
   r.ranks.erase(rank);
   r.freed.erase(rank);
   advance(m, now, out);

@@ -109,8 +109,17 @@ bool takes_from_dead(const rank_machine& m) {
 std::vector<request_id> taken_from_dead(const rank_machine& m) {
   std::vector<request_id> taken;
   if (!m.rollout) return taken;
+  const auto left_again = [&](const move_key& taken_by) {
+    const auto& all = m.rollout->outbound;
+    return std::any_of(all.begin(), all.end(), [&](const auto& x) {
+      return x.first.request == taken_by.request && taken_by.move < x.first.move
+             && x.second.result.outcome == move_outcome::moved
+             && x.second.now_in >= outbound_move::phase::ending;
+    });
+  };
   for (const auto& [key, move] : m.rollout->inbound)
-    if (m.dead.count(move.from) && move.now_in == inbound_move::phase::committed)
+    if (m.dead.count(move.from) && move.now_in == inbound_move::phase::committed
+        && !left_again(key))
       taken.push_back(key.request);
   return taken;
 }

@@ -44,7 +44,6 @@ bool concerns(rank_machine& m, rollout_id id) {
 void handle(rank_machine& m, const envelope&, const admit_requests& order, time_point now,
             effects& out) {
   const bool known = m.rollout && m.rollout->id == order.rollout;
-  if (!known && !is_known_to_live(m)) beat(m, now, out); // Before it has anything to lose.
   if (!known) {
     const bool newer = !m.rollout || (m.rollout->id < order.rollout && !rollout_runs(m));
     const bool changes = m.transition && m.transition->plan.kind != transition_kind::recover;
@@ -55,6 +54,7 @@ void handle(rank_machine& m, const envelope&, const admit_requests& order, time_
     m.rollout.emplace();
     m.rollout->id = order.rollout;
     m.rollout->parts_expected = order.parts;
+    if (!is_known_to_live(m)) beat(m, now, out); // Before it has anything to lose.
   }
   auto& r = *m.rollout;
   if (r.parts.insert(order.part).second) {

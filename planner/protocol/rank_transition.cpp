@@ -96,7 +96,8 @@ void handle(rank_machine& m, const envelope&, const prepare_transition& plan, ti
   }
   if (m.last_refusal && m.last_refusal->epoch == plan.epoch)
     return post(m.who, planner_of(m), *m.last_refusal, out);
-  if (plan.epoch <= m.who.stamp.epoch || plan.epoch <= m.dead_epoch) {
+  const bool late = m.transition && plan.epoch < m.transition->plan.epoch; // Overtaken on its way.
+  if (plan.epoch <= m.who.stamp.epoch || plan.epoch <= m.dead_epoch || late) {
     ++m.drops.stale_epoch;
     return;
   }

@@ -310,6 +310,9 @@ void engine_model::commit(const engine_commit& order) {
   const bool early = world_.bug == mutant::leaver_leaves_on_commit && leaves;
   if (!quiescent_ && member_ && !early) return;
   const bool recovers = stalled_ && prepared_->plan.recover;
+  if (recovers && order.decode
+      && std::binary_search(prepared_->plan.members.begin(), prepared_->plan.members.end(), self_))
+    become(live_ > 0 ? rank_state::busy : rank_state::dummy);
   switch_epoch(microseconds{0});
   if (!recovers) return;
   stalled_ = false;

@@ -87,7 +87,7 @@ std::optional<protocol_step> step_of(const any_message& message, transition_kind
       [&](const auto& m) -> std::optional<protocol_step> {
         using M = std::decay_t<decltype(m)>;
         using s = protocol_step;
-        if constexpr (one_of<M, heartbeat, heartbeat_seen>)
+        if constexpr (one_of<M, heartbeat, heartbeat_seen, member_lost>)
           return s::membership;
         else if constexpr (one_of<M, admit_requests, requests_admitted, start_rollout,
                                   rollout_started>)

@@ -208,6 +208,7 @@ void world::finish_if_complete(const std::pair<epoch_id, std::uint64_t>& key) {
 
 void world::note_switch(rank_id rank, epoch_id epoch, const std::vector<rank_id>& members,
                         const std::vector<rank_id>& owners) {
+  if (is_lost(rank)) return; // Nobody hears of it.
   const auto meant = std::pair(members, expert_map_hash(owners));
   const auto [known, fresh] = groups.emplace(epoch, meant);
   demand(fresh || known->second == meant, "I1",

@@ -297,6 +297,13 @@ BOOST_FIXTURE_TEST_CASE(drops_an_open_transition_for_a_recovery, rank_side) {
   BOOST_TEST(machine.who.stamp.epoch == epoch_id{3});
 }
 
+BOOST_FIXTURE_TEST_CASE(is_not_taken_back_by_an_older_recovery_that_comes_late, rank_side) {
+  run_rollout(1);
+  planner(recovery(3, {0, 1}, {2, 3}));
+  BOOST_TEST(planner(recovery(2, {0, 1, 2}, {3})).empty());
+  BOOST_TEST(machine.transition->plan.epoch == epoch_id{3});
+}
+
 BOOST_FIXTURE_TEST_CASE(goes_on_with_a_request_that_was_on_its_way_to_the_dead, rank_side) {
   run_rollout(2);
   const move_key key{rollout_id{1}, request_id{0}, 1};
@@ -347,6 +354,26 @@ BOOST_FIXTURE_TEST_CASE(says_what_it_took_from_the_dead_once_that_is_certain, ra
   BOOST_REQUIRE_EQUAL(answer.size(), 1u);
   BOOST_TEST(answer[0].taken == (std::vector<request_id>{request_id{7}}),
              boost::test_tools::per_element());
+}
+
+BOOST_FIXTURE_TEST_CASE(does_not_claim_what_it_gave_back_to_the_dead, rank_side) {
+  run_rollout(1);
+  const move_key here{rollout_id{1}, request_id{7}, 1}, back{rollout_id{1}, request_id{7}, 2};
+  peer(3, move_offer{here, 4});
+  engine(move_accepted{here});
+  peer(3, kv_ready{here, 0, 2, 99, true});
+  engine(move_committed{here, 7});
+  planner(move_request{back, rank_id{3}});
+  engine(engine_move_offer{back, 4});
+  peer(3, move_accepted{back});
+  engine(kv_ready{back, 0, 2, 99, true});
+  peer(3, move_committed{back, 9});
+  engine(engine_move_ended{back, move_outcome::moved, 2, 99, 1, 8});
+  const auto p = recovery(2, {0, 1, 2}, {3});
+  planner(p);
+  const auto answer = sent<prepared>(engine_ready(p), role_kind::planner);
+  BOOST_REQUIRE_EQUAL(answer.size(), 1u);
+  BOOST_TEST(answer[0].taken.empty());
 }
 
 BOOST_FIXTURE_TEST_CASE(keeps_what_a_recovery_brings_from_a_late_settling, rank_side) {
