@@ -245,6 +245,7 @@ void drop_outsider(planner_machine& m, rank_id rank, time_point now, effects& ou
   r.ranks.erase(rank);
   r.freed.erase(rank);
   advance(m, now, out);
+  end_if_reported(m, now, out); // Perhaps nobody else was waited for.
 }
 
 } // namespace

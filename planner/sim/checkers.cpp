@@ -180,6 +180,8 @@ void check_rollout_done(const world& w, const rollout_done& done) {
   std::size_t reports = w.trainer.lost.size() - w.trainer.lost_before;
   for (const auto& [rank, report] : w.trainer.reports)
     reports += w.planner.lost.count(rank) == 0;
+  for (auto i = w.trainer.quarantined_before; i < w.trainer.quarantined.size(); ++i)
+    reports += w.planner.lost.count(w.trainer.quarantined[i].rank); // Nobody named it as lost.
   demand(reports == w.trainer.group_size, "I8", "a rank's time line is missing");
   for (const auto& [rank, report] : w.trainer.reports)
     check_report(w, done, rank, report);

@@ -89,8 +89,8 @@ struct trainer_model {
   std::vector<rank_quarantined> quarantined;
   std::vector<rank_lost> lost;
   std::vector<recovery_record> recoveries;
-  std::uint32_t lost_before = 0; ///< of them, when the last rollout was done
-  std::uint32_t group_size = 0;  ///< before the running rollout
+  std::size_t lost_before = 0, quarantined_before = 0; ///< when the last rollout was done
+  std::uint32_t group_size = 0;                        ///< before the running rollout
   std::vector<request_moved> moves;
 };
 

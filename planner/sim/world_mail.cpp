@@ -260,7 +260,8 @@ void world::to_trainer(const envelope& message) {
     t.done.push_back(*done);
     check_rollout_done(*this, *done);
     t.group_size = static_cast<std::uint32_t>(planner.world.size());
-    t.lost_before = static_cast<std::uint32_t>(t.lost.size());
+    t.lost_before = t.lost.size();
+    t.quarantined_before = t.quarantined.size();
     ++t.next_rollout;
     go_on();
   } else if (auto* failed = std::get_if<rollout_failed>(&message.body)) {

@@ -353,6 +353,18 @@ BOOST_FIXTURE_TEST_CASE(an_unreturned_rank_is_named_and_the_others_go_on, quaran
   BOOST_TEST(done[0].transitions.back().to == 7u);
 }
 
+BOOST_FIXTURE_TEST_CASE(books_are_not_waited_for_when_their_rank_in_quarantine_dies,
+                        quarantine_bench) {
+  recalled();
+  carry_through();
+  for (const auto& [r, part] : std::map(machine.rollout->ranks))
+    if (r != away) rank(r.value, rollout_report{rollout_id{1}, {}});
+  BOOST_REQUIRE((machine.now_in == phase::reporting));
+  const auto out =
+      local(role_kind::membership, member_lost{away, process_of(away.value), "killed at last"});
+  BOOST_TEST(sent<rollout_done>(out).size() == 1u);
+}
+
 BOOST_FIXTURE_TEST_CASE(later_rollouts_do_without_the_rank_in_quarantine, quarantine_bench) {
   recalled();
   carry_through();
