@@ -105,6 +105,19 @@ BOOST_AUTO_TEST_CASE(what_does_not_exist_is_named) {
   BOOST_CHECK_EXCEPTION(world{alone}, std::invalid_argument, says("job.ranks is 1"));
 }
 
+BOOST_AUTO_TEST_CASE(a_rank_that_crashes_at_any_step_of_a_rollout_is_survived) {
+  for (const std::string step : {"decode", "contract.prepare", "contract.commit", "contract.settle",
+                                 "restore.prepare", "restore.commit"}) {
+    world w;
+    BOOST_REQUIRE(w.play_to(step, 2));
+    w.crash(2);
+    w.play_to_end();
+    BOOST_TEST(w.failure() == "", step);
+    BOOST_TEST(w.declared_dead(2), step);
+    check_results(w, 1, job{}.requests);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_failure_that_nothing_explains_is_a_violation) {
   world w;
   w.play(20ms);
@@ -152,7 +165,7 @@ BOOST_AUTO_TEST_CASE(a_short_cut_at_any_step_is_endured) {
 /// new groups, and every request ends at most once, also long
 /// after the network has healed.
 BOOST_AUTO_TEST_CASE(a_cut_that_heals_late_never_gives_two_groups_that_commit) {
-  std::size_t cuts = 0, deaths = 0, committed = 0;
+  std::size_t cuts = 0, deaths = 0, committed = 0, apart = 0;
   for (const auto& step : world::steps())
     for (const std::vector<rank>& away : {std::vector<rank>{3}, {2, 3}, {1, 2, 3}})
       for (std::uint64_t seed = 1; seed <= 3; ++seed) {
@@ -188,7 +201,10 @@ BOOST_AUTO_TEST_CASE(a_cut_that_heals_late_never_gives_two_groups_that_commit) {
         std::map<bool, std::set<std::uint64_t>> alone;
         for (const auto& [epoch, by] : sides)
           if (by.size() == 1) alone[*by.begin()].insert(epoch);
-        if (alone.size() == 2) BOOST_TEST(*alone[true].rbegin() < *alone[false].begin(), label);
+        if (alone.size() == 2) {
+          BOOST_TEST(*alone[true].rbegin() < *alone[false].begin(), label);
+          ++apart;
+        }
         committed += sides.size();
         for (std::uint32_t rollout = 1; rollout <= j.rollouts; ++rollout)
           for (std::uint32_t request = 0; request < j.requests; ++request)
@@ -200,4 +216,5 @@ BOOST_AUTO_TEST_CASE(a_cut_that_heals_late_never_gives_two_groups_that_commit) {
   BOOST_TEST(cuts > 100U);
   BOOST_TEST(deaths > cuts / 2);
   BOOST_TEST(committed > 0U);
+  BOOST_TEST(apart > 0U);
 }

@@ -84,7 +84,8 @@ public:
   void slow(rank who, microseconds time);   ///< everything that it does takes up to 2 ms more
   void crash(rank who);                     ///< for good; not rank 0
   void fill_disk();                         ///< the results file takes nothing more
-  /// The job may end with a clear error: for faults that last, a crash or a cut over seconds.
+  /// The job may end with a clear error, as it does on a full disk: for faults that nobody gets
+  /// over, and cuts over seconds.
   void tolerate_failure();
 
   // --- what can be seen
