@@ -1,7 +1,7 @@
 #include "actors/callback_worker.hpp"
 
 #include "actors/aux_work.hpp"
-#include "actors/envelope_stream.hpp"
+#include "actors/rank_line.hpp"
 #include "actors/unit_number.hpp"
 
 #include <poll.h>
@@ -106,24 +106,18 @@ result<std::string> unit_runner::do_unit(const run_unit& m) {
 class callback_worker {
 public:
   explicit callback_worker(const callback_worker_options& o)
-    : options_(o), rank_(o.socket_fd), runner_(o) {}
+    : options_(o), rank_(o.rank, o.socket_fd), runner_(o) {}
   /// Until the rank is gone. Errors: internal.
   result<void> run();
 
 private:
-  result<bool> take_orders();
   void handle(const run_unit& m);
   void handle(const stop_worker& m);
   void note_outcome();
   void answer_stop();
-  template <class M>
-  void tell(M message) {
-    const rank_id self(options_.rank);
-    rank_.send({{self, role_kind::worker}, {self, role_kind::sidecar}, {}, {}, std::move(message)});
-  }
 
   const callback_worker_options& options_;
-  envelope_stream rank_;
+  rank_line rank_;
   unit_runner runner_;
   bool running_ = false;
   std::optional<stop_worker> stop_; ///< not answered yet
@@ -136,23 +130,9 @@ result<void> callback_worker::run() {
     poll(waits, std::size(waits), -1);
     rank_.flush();
     note_outcome();
-    const auto goes_on = take_orders();
+    const auto goes_on = rank_.take_orders([this](const auto& order) { handle(order); });
     if (!goes_on) return tl::unexpected(goes_on.error());
     if (!*goes_on) return {};
-  }
-}
-
-/// False once the rank is gone.
-result<bool> callback_worker::take_orders() {
-  for (;;) {
-    const auto order = rank_.receive();
-    if (!order && order.error().code == error_code::peer_lost) return false;
-    if (!order) return tl::unexpected(order.error());
-    if (!*order) return true;
-    if (const auto* unit = std::get_if<run_unit>(&(*order)->body))
-      handle(*unit);
-    else if (const auto* end = std::get_if<stop_worker>(&(*order)->body))
-      handle(*end);
   }
 }
 
@@ -169,7 +149,7 @@ void callback_worker::handle(const stop_worker& m) {
 }
 
 void callback_worker::answer_stop() {
-  tell(worker_stopped{stop_->lease, stop_->kill, true});
+  rank_.tell(worker_stopped{stop_->lease, stop_->kill, true});
   stop_.reset();
 }
 
@@ -186,7 +166,7 @@ void callback_worker::note_outcome() {
       answer.text = std::move(*done->gave);
     else
       answer.error = done->gave.error().text;
-    tell(std::move(answer));
+    rank_.tell(std::move(answer));
   }
   if (stop_) answer_stop();
 }

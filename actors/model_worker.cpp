@@ -1,6 +1,6 @@
 #include "actors/model_worker.hpp"
 
-#include "actors/envelope_stream.hpp"
+#include "actors/rank_line.hpp"
 #include "gpu/engine.hpp"
 
 #include <poll.h>
@@ -21,7 +21,7 @@ constexpr std::size_t models_kept = 2; ///< one that answers and one that scores
 
 class model_worker {
 public:
-  explicit model_worker(const model_worker_options& o) : options_(o), rank_(o.socket_fd) {}
+  explicit model_worker(const model_worker_options& o) : options_(o), rank_(o.rank, o.socket_fd) {}
   /// Until the rank is gone. Errors: what makes this process of no more use.
   result<void> run();
 
@@ -34,7 +34,6 @@ private:
     std::unique_ptr<engine> runs;
     std::map<std::uint64_t, order> units;
   };
-  result<bool> take_orders();
   void wait();
   void do_step(loaded_model& model);
   loaded_model* need(const std::string& folder);
@@ -45,14 +44,9 @@ private:
   void complain(const std::string& what, const std::string& why) const {
     std::fprintf(stderr, "rank %u: %s: %s\n", options_.rank, what.c_str(), why.c_str());
   }
-  template <class M>
-  void tell(M message) {
-    const rank_id self(options_.rank);
-    rank_.send({{self, role_kind::worker}, {self, role_kind::sidecar}, {}, {}, std::move(message)});
-  }
 
   const model_worker_options& options_;
-  envelope_stream rank_;
+  rank_line rank_;
   std::list<loaded_model> models_; ///< the one that was used last comes first
 };
 
@@ -67,7 +61,7 @@ result<void> model_worker::run() {
   setpriority(PRIO_PROCESS, 0, model_worker_niceness);
   for (;;) {
     if (!has_work() || rank_.unsent()) wait();
-    const auto goes_on = take_orders();
+    const auto goes_on = rank_.take_orders([this](const auto& order) { handle(order); });
     if (!goes_on) return tl::unexpected(goes_on.error());
     if (!*goes_on) return {};
     for (auto& model : models_)
@@ -81,20 +75,6 @@ void model_worker::wait() {
   pollfd p{rank_.fd(), static_cast<short>(POLLIN | (rank_.unsent() ? POLLOUT : 0)), 0};
   poll(&p, 1, -1);
   rank_.flush();
-}
-
-/// False once the rank is gone.
-result<bool> model_worker::take_orders() {
-  for (;;) {
-    const auto order = rank_.receive();
-    if (!order && order.error().code == error_code::peer_lost) return false;
-    if (!order) return tl::unexpected(order.error());
-    if (!*order) return true;
-    if (const auto* unit = std::get_if<run_unit>(&(*order)->body))
-      handle(*unit);
-    else if (const auto* end = std::get_if<stop_worker>(&(*order)->body))
-      handle(*end);
-  }
 }
 
 /// Null when it cannot be had.
@@ -154,7 +134,7 @@ void model_worker::handle(const run_unit& m) {
 /// The unit is done, wrongly, and its place in the results says so.
 void model_worker::fail_unit(const lease_id& lease, std::uint64_t unit, const error& why) {
   complain("auxiliary unit " + std::to_string(unit) + " failed", why.text);
-  tell(work_result{lease, unit, {}, {}, 0, {}, why.text});
+  rank_.tell(work_result{lease, unit, {}, {}, 0, {}, why.text});
 }
 
 /// Units under way are dropped; the broker gives them out again, with what there is of an answer.
@@ -168,7 +148,7 @@ void model_worker::handle(const stop_worker& m) {
     }
     model.units.clear();
   }
-  tell(std::move(answer));
+  rank_.tell(std::move(answer));
 }
 
 /// A model that gives no finite numbers is given up, with the units that it was at.
@@ -182,7 +162,8 @@ void model_worker::do_step(loaded_model& model) {
   }
   for (auto& f : out->finished) {
     const auto it = model.units.find(f.id.value);
-    tell(work_result{it->second.lease, f.id.value, std::move(f.tokens), std::move(f.logprobs)});
+    rank_.tell(
+        work_result{it->second.lease, f.id.value, std::move(f.tokens), std::move(f.logprobs)});
     model.units.erase(it);
   }
 }
