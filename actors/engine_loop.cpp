@@ -217,7 +217,8 @@ void engine_loop::pull_next() {
   const auto expert = next_->missing.back();
   const auto from = engine_->owners().owner_of[expert];
   if (contains(next_->dead, from) || from == options_.self)
-    return enqueue(pull_done{epoch, expert, 0, "rank " + std::to_string(from.value) + " is lost"});
+    return enqueue(
+        pull_done{epoch, expert, 0, "rank " + std::to_string(from.value) + " has it no more"});
   const auto landing = std::make_shared<expert_landing>(engine_->open_expert_landing());
   std::vector<bytes_place> into{{landing->weights, landing->weights_bytes, &landing->digest},
                                 {landing->foot.data(), landing->foot.size()}};
