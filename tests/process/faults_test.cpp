@@ -58,17 +58,10 @@ struct run_end {
 struct elastic_run : scratch_dir {
   words arguments(const words& faults, const words& more) const {
     const auto models = shipped_models() + "/collatz-moe";
-    std::ifstream all(models + "/prompts_train.jsonl");
-    std::map<std::string, std::string> lines;
-    for (std::string line; std::getline(all, line);)
-      lines[json::parse(line).at("prompt_id")] = line;
-    std::ofstream chosen(path() + "/prompts.jsonl");
-    for (const std::string number : {"795", "84", "743", "52", "118", "680", "298", "794"})
-      chosen << lines.at("collatz-" + number) << '\n';
     words line{"run", "--ranks", "4", "--floor", "2", "--migrate", "consolidate", "--model"};
     for (const auto& word : {models + "/v1-bf16", std::string{"--history"},
                              models + "/history/v1.csv", std::string{"--prompts"},
-                             path() + "/prompts.jsonl", std::string{"--out"}, path() + "/out"})
+                             two_long_answers(path()), std::string{"--out"}, path() + "/out"})
       line.push_back(word);
     for (const char* word : {"--steps", "1", "--n", "2", "--prompts-per-step", "8", "--arms",
                              "natural", "--max-num-seqs", "6", "--max-response-length", "1500"})

@@ -142,4 +142,17 @@ inline std::string shipped_models() {
   return std::string{ADAFLOOR_SOURCE_DIR} + "/config/models";
 }
 
+/// A file of eight prompts of the collatz model in `folder`, two of which have long answers.
+inline std::string two_long_answers(const std::string& folder) {
+  std::ifstream all(shipped_models() + "/collatz-moe/prompts_train.jsonl");
+  std::map<std::string, std::string> lines;
+  for (std::string line; std::getline(all, line);)
+    lines[nlohmann::json::parse(line).at("prompt_id")] = line;
+  const auto path = folder + "/prompts.jsonl";
+  std::ofstream chosen(path);
+  for (const std::string number : {"795", "84", "743", "52", "118", "680", "298", "794"})
+    chosen << lines.at("collatz-" + number) << '\n';
+  return path;
+}
+
 } // namespace adafloor::testing

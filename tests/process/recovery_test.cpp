@@ -37,16 +37,9 @@ struct run_end {
 struct eight_ranks : scratch_dir {
   words arguments(const words& more) const {
     const auto models = shipped_models() + "/collatz-moe";
-    std::ifstream all(models + "/prompts_train.jsonl");
-    std::map<std::string, std::string> lines;
-    for (std::string line; std::getline(all, line);)
-      lines[json::parse(line).at("prompt_id")] = line;
-    std::ofstream chosen(path() + "/prompts.jsonl");
-    for (const std::string number : {"795", "84", "743", "52", "118", "680", "298", "794"})
-      chosen << lines.at("collatz-" + number) << '\n';
     words line{"run", "--ranks", "8", "--floor", "2", "--migrate", "consolidate", "--history"};
     for (const auto& word : {models + "/history/v1.csv", std::string{"--prompts"},
-                             path() + "/prompts.jsonl", std::string{"--out"}, path() + "/out"})
+                             two_long_answers(path()), std::string{"--out"}, path() + "/out"})
       line.push_back(word);
     for (const char* word :
          {"--steps", "1", "--n", "2", "--prompts-per-step", "8", "--max-num-seqs", "6",

@@ -59,6 +59,14 @@ void run(std::uint64_t seed, const world_choice& choice, world_figures& figures)
     BOOST_REQUIRE_MESSAGE(play(s).hash == outcome.hash, "seed " << seed << " is not deterministic");
 }
 
+world_figures run_all(std::uint64_t last, const world_choice& choice) {
+  world_figures figures;
+  for (std::uint64_t seed = 1; seed <= last; ++seed)
+    run(seed, choice, figures);
+  std::cout << figures.text() << '\n';
+  return figures;
+}
+
 } // namespace
 
 BOOST_AUTO_TEST_CASE(invariants_hold_whatever_the_network_does) {
@@ -81,24 +89,18 @@ BOOST_AUTO_TEST_CASE(invariants_hold_whatever_the_network_does) {
 }
 
 BOOST_AUTO_TEST_CASE(leases_end_before_their_rank_is_used_again) {
-  world_figures f;
   world_choice choice;
   choice.leases = true;
-  for (std::uint64_t seed = 1; seed <= lease_seeds; ++seed)
-    run(seed, choice, f);
-  std::cout << f.text() << '\n';
+  const auto f = run_all(lease_seeds, choice);
   for (auto count : {f.rollouts, f.leases, f.forced, f.unclean, f.unfinished, f.units, f.cuts,
                      f.quarantined, f.lost})
     BOOST_TEST(count > 0);
 }
 
 BOOST_AUTO_TEST_CASE(ranks_die_and_the_others_go_on) {
-  world_figures f;
   world_choice choice;
   choice.deaths = true;
-  for (std::uint64_t seed = 1; seed <= death_seeds; ++seed)
-    run(seed, choice, f);
-  std::cout << f.text() << '\n';
+  const auto f = run_all(death_seeds, choice);
   for (auto count :
        {f.rollouts, f.contractions, f.lost, f.recoveries, f.rebuilt, f.tokens_rebuilt, f.fenced})
     BOOST_TEST(count > 0);
