@@ -86,6 +86,19 @@ bool moves_open(const rank_machine& m) {
                         [](const auto& x) { return !x.second.over(); });
 }
 
+bool only_asks_engine(const rank_machine& m) {
+  if (!m.rollout || m.rollout->progress.live_requests > 0) return false;
+  const auto& r = *m.rollout;
+  return r.progress.finished_requests >= r.requests
+         && std::all_of(r.outbound.begin(), r.outbound.end(),
+                        [](const auto& x) {
+                          return x.second.now_in == outbound_move::phase::ended
+                                 || x.second.now_in == outbound_move::phase::asking;
+                        })
+         && std::all_of(r.inbound.begin(), r.inbound.end(),
+                        [](const auto& x) { return x.second.over(); });
+}
+
 void lose_peers(rank_machine& m, const std::vector<request_id>& ended, effects& out) {
   if (!m.rollout) return;
   for (auto& [key, move] : m.rollout->outbound) {

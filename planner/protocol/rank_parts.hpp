@@ -75,6 +75,9 @@ void answer_if_prepared(rank_machine&, effects&);
 /// Whatever the other rank of a move or the own engine says about it.
 void hear_move(rank_machine&, const envelope&, const move_key&, time_point now, effects&);
 bool moves_open(const rank_machine&);
+/// This rank owns no request and may be asking its engine for one all the same: an order to move it
+/// came late, and the engine answers when its step ends, which without the dead it never does.
+bool only_asks_engine(const rank_machine&);
 /// Ends moves to and from ranks that are dead by decision; `ended`: requests that have their
 /// response.
 void lose_peers(rank_machine&, const std::vector<request_id>& ended, effects&);

@@ -43,7 +43,7 @@ std::optional<objection> object_to(const rank_machine& m, const prepare_transiti
     return objection{refusal::bad_map, ok.error().text};
   if (member == leaver || (leaver && !m.in_group() && !recovers))
     return objection{refusal::bad_map, "is not exactly one of member and leaver"};
-  if (leaver && owns_requests(m))
+  if (leaver && owns_requests(m) && !(recovers && only_asks_engine(m)))
     return objection{refusal::owns_requests, std::to_string(m.rollout->progress.live_requests)
                                                  + " requests are live"
                                                  + (moves_open(m) ? ", and one is moving" : "")};

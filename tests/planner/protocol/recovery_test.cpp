@@ -297,6 +297,17 @@ BOOST_FIXTURE_TEST_CASE(drops_an_open_transition_for_a_recovery, rank_side) {
   BOOST_TEST(machine.who.stamp.epoch == epoch_id{3});
 }
 
+BOOST_FIXTURE_TEST_CASE(that_leaves_takes_part_while_its_engine_owes_an_answer, rank_side) {
+  run_rollout(1);
+  planner(move_request{{rollout_id{1}, request_id{0}, 1}, rank_id{2}}); // has just ended here
+  auto p = plan(2, {0, 2}, {self}, transition_kind::recover);
+  p.dead.emplace_back(3);
+  BOOST_TEST(sent<refused>(planner(p)).size() == 1u); // it may own the request
+  engine(rank_progress{rollout_id{1}, epoch_id{1}, 9, 0, 1, 9});
+  p.epoch = epoch_id{3};
+  BOOST_TEST(sent<engine_prepare>(planner(p)).size() == 1u);
+}
+
 BOOST_FIXTURE_TEST_CASE(is_not_taken_back_by_an_older_recovery_that_comes_late, rank_side) {
   run_rollout(1);
   planner(recovery(3, {0, 1}, {2, 3}));
