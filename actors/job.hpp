@@ -53,8 +53,9 @@ struct kv_settings {
   std::uint64_t resident_group_tokens = 0;
   /// Shared by one rank's dense weights, experts and KV; 0: no bound but capacity_tokens.
   std::uint64_t rank_memory_bytes = 0;
+  std::string dtype = "float32"; ///< float32 | bfloat16: of all KV pages, auxiliary work's too
   FIELDS(kv_settings, page_tokens, capacity_tokens, count_prompt_tokens, margin,
-         resident_group_tokens, rank_memory_bytes)
+         resident_group_tokens, rank_memory_bytes, dtype)
 };
 
 /// How a queue of auxiliary work is served.

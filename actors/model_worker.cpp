@@ -93,6 +93,7 @@ model_worker::loaded_model* model_worker::need(const std::string& folder) {
   const auto load = [&]() -> result<std::unique_ptr<engine>> {
     engine_options o; // A world of its own: it owns all experts.
     o.kv_pages = options_.kv_pages;
+    o.kv_type = options_.kv_type;
     o.max_num_seqs = options_.max_num_seqs;
     try {
       return engine::load(folder, o);

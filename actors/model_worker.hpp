@@ -1,6 +1,8 @@
 #pragma once
 // The process that answers prompts and scores responses on a leased rank (`adafloor model-worker`):
 // engines of its own, that hold all experts, and a socket to the rank that started it.
+#include "gpu/engine.hpp"
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,9 +13,10 @@ namespace adafloor {
 constexpr int model_worker_niceness = 19;
 
 struct model_worker_options {
-  std::uint32_t rank = 0;          ///< for what it prints
-  int socket_fd = -1;              ///< of an envelope_stream
-  std::uint32_t kv_pages = 256;    ///< of each model
+  std::uint32_t rank = 0;       ///< for what it prints
+  int socket_fd = -1;           ///< of an envelope_stream
+  std::uint32_t kv_pages = 256; ///< of each model
+  kv_dtype kv_type = kv_dtype::float32;
   std::uint32_t max_num_seqs = 8;  ///< units that a model does together
   std::vector<std::string> models; ///< folders, loaded before anybody asks
 };

@@ -237,6 +237,9 @@ result<void> node::start_engine() {
   o.max_num_seqs = task_.rollout.max_num_seqs;
   o.prefill_budget = task_.rollout.prefill_tokens;
   o.memory_bytes = task_.kv.rank_memory_bytes;
+  const auto kv_type = parse_kv_dtype(task_.kv.dtype);
+  if (!kv_type) return tl::unexpected(kv_type.error());
+  o.kv_type = *kv_type;
   if (task_.device == "cuda") o.make_device = [self = self_] { return make_cuda_device(self); };
   engine_surroundings around;
   if (is_emulated(task_)) {
@@ -332,7 +335,7 @@ void node::spawn_worker() {
     if (!model.empty()) o.model.models.push_back(model);
   const auto longest = task_.rollout.max_prompt_length + task_.rollout.max_response_length;
   const auto kv_pages = std::max(model_worker_options{}.kv_pages, longest / kv_page_tokens + 1);
-  o.model.arguments = {"--kv-pages", std::to_string(kv_pages)};
+  o.model.arguments = {"--kv-pages", std::to_string(kv_pages), "--kv-dtype", task_.kv.dtype};
   o.callback.command = "callback-worker";
   o.callback.arguments = {"--device", task_.device};
   o.memory_bytes = o.model.memory_bytes = o.callback.memory_bytes = lent_to.memory_bytes;

@@ -125,6 +125,15 @@ result<void> check_device(const job& task) {
                    + "; `adafloor doctor` says more, --device cpu works everywhere");
 }
 
+result<void> check_kv_dtype(const job& task) {
+  const auto type = parse_kv_dtype(task.kv.dtype);
+  if (!type) return bad_input("--kv-dtype " + type.error().text);
+  return unless(!is_emulated(task) || *type == kv_dtype::float32,
+                "--kv-dtype {}: --device emulated computes nothing; its pages have the size of "
+                "--emulated-kv-page-bytes",
+                task.kv.dtype);
+}
+
 result<void> check_runtime(const job& task) {
   in_addr address{};
   const auto& r = task.runtime;
@@ -132,6 +141,7 @@ result<void> check_runtime(const job& task) {
       check_device(task),
       check_emulation(task),
       check_faults(task),
+      check_kv_dtype(task),
       unless(task.ep.residency == "natural" || task.ep.residency == "planned",
              "--residency {}: there are natural, planned", task.ep.residency),
       unless(task.ep.migrate == "off" || task.ep.migrate == "stragglers"

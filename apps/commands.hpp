@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ void add_calibrate(CLI::App& root, int* exit_code);
 void add_faults(CLI::App& root, int* exit_code);
 void add_report(CLI::App& root, int* exit_code);
 void add_doctor(CLI::App& root, int* exit_code);
+
+/// Adds --kv-dtype for an engine of the command's own.
+enum class kv_dtype : std::uint8_t;
+void add_kv_dtype(CLI::App& command, kv_dtype& target);
 
 /// Prints `adafloor: error: TEXT` on stderr and returns the exit status that belongs to the code.
 int print_error(const error& what);

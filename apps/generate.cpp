@@ -26,6 +26,7 @@ struct generate_options {
   std::vector<token_id> prompt_ids;
   std::uint32_t max_tokens = 0, ranks = 1, max_num_seqs = 64;
   sampling_spec sampling;
+  kv_dtype kv_type = kv_dtype::float32;
   bool ignore_eos = false, as_json = false;
 };
 
@@ -168,6 +169,7 @@ result<void> generate(const generate_options& options) {
 
   engine_options engine;
   engine.max_num_seqs = options.max_num_seqs;
+  engine.kv_type = options.kv_type;
   std::size_t positions_max = 0, per_rank = requests->size() / options.ranks + 1;
   for (const auto& request : *requests)
     positions_max = std::max(positions_max, request.prompt.size() + request.max_tokens);
@@ -191,6 +193,17 @@ result<void> generate(const generate_options& options) {
 }
 
 } // namespace
+
+void add_kv_dtype(CLI::App& command, kv_dtype& target) {
+  command.add_option_function<std::string>(
+      "--kv-dtype",
+      [&target](const std::string& text) {
+        const auto type = parse_kv_dtype(text);
+        if (!type) throw CLI::ValidationError("--kv-dtype", type.error().text);
+        target = *type;
+      },
+      "Keys and values are kept as float32 (default) or bfloat16");
+}
 
 void add_generate(CLI::App& root, int* exit_code) {
   auto options = std::make_shared<generate_options>();
@@ -216,6 +229,7 @@ void add_generate(CLI::App& root, int* exit_code) {
       ->add_option("--max-num-seqs", options->max_num_seqs,
                    "Requests that one rank runs at the same time")
       ->check(CLI::PositiveNumber);
+  add_kv_dtype(*command, options->kv_type);
   command->add_flag("--ignore-eos", options->ignore_eos, "Go on to --max-tokens");
   command->add_option("--dump-logits", options->dump_logits,
                       "Write float32 logits [positions, vocabulary] of prompt and response");

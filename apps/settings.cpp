@@ -237,6 +237,9 @@ void run_settings::add_ep_keys() {
   table_.push_back(make("kv.rank_memory_bytes", "--rank-memory-bytes",
                         "one rank's weights, experts and KV together; 0: no bound",
                         task_.kv.rank_memory_bytes));
+  table_.push_back(make("kv.dtype", "--kv-dtype",
+                        "float32, or bfloat16: half the memory, other tokens, as exact",
+                        task_.kv.dtype));
   table_.push_back(make("kv.count_prompt_tokens",
                         "--kv-count-prompt-tokens,!--no-kv-count-prompt-tokens",
                         "count prompts in the predicted peak", task_.kv.count_prompt_tokens));

@@ -52,7 +52,7 @@ struct input_arrays {
   const std::uint32_t *token = nullptr, *position = nullptr, *table = nullptr, *tile = nullptr,
                       *wanted = nullptr;
   const sample_row* how = nullptr;
-  float* const* pages = nullptr;
+  void* const* pages = nullptr;
 };
 
 template <class W>
@@ -111,7 +111,14 @@ private:
   result<void> upload_input(const step_input& in);
   result<void> make_room(const step_input& in, std::uint32_t stride);
   void compute(const step_input& in);
-  void attend(const step_input& in, const block_layer<W>& w, std::size_t layer);
+  void attend(const step_input& in, const block_layer<W>& w, std::size_t layer) {
+    if (in.kv == kv_dtype::bfloat16)
+      attend_pages<bfloat16>(in, w, layer);
+    else
+      attend_pages<float>(in, w, layer);
+  }
+  template <class K>
+  void attend_pages(const step_input& in, const block_layer<W>& w, std::size_t layer);
   void dense_feed_forward(const block_layer<W>& w, std::uint32_t rows);
   void local_experts(const block_layer<W>& w, std::uint32_t rows, std::size_t layer);
   void expert_products(std::size_t layer, std::uint32_t pairs, const float* x,
@@ -246,7 +253,7 @@ result<void> block_forward_of<W>::upload_input(const step_input& in) {
          ids(tile),
          ids(wanted),
          reinterpret_cast<const sample_row*>(base + how),
-         reinterpret_cast<float* const*>(base + pages)};
+         reinterpret_cast<void* const*>(base + pages)};
   return launcher_.upload(input_.data(), bytes.data(), bytes.size());
 }
 
@@ -287,28 +294,34 @@ result<void> block_forward_of<W>::make_room(const step_input& in, std::uint32_t 
 }
 
 template <class W>
-void block_forward_of<W>::attend(const step_input& in, const block_layer<W>& w, std::size_t layer) {
+template <class K>
+void block_forward_of<W>::attend_pages(const step_input& in, const block_layer<W>& w,
+                                       std::size_t layer) {
   const auto rows = in.rows(), heads = config_.num_attention_heads;
   const auto ld = as_u32(qkv_.columns()), mixed = as_u32(round_up_lanes(q_width_));
-  const paged_rows<float> at{
-      at_.position,     at_.table,    at_.pages, heads, config_.num_key_value_heads,
-      config_.head_dim, as_u32(layer)};
+  const paged_rows<K> at{at_.position,
+                         at_.table,
+                         reinterpret_cast<K* const*>(at_.pages),
+                         heads,
+                         config_.num_key_value_heads,
+                         config_.head_dim,
+                         as_u32(layer)};
   product(h_.data(), stride_, rows, w.qkv.data(), qkv_, qkv_rows_.data(), false);
-  add(rotate_kernel<float>{at, qkv_rows_.data(), ld, rows, w.q_norm.data(), w.k_norm.data(),
-                           cosine_.data(), sine_.data(), config_.rms_norm_eps,
-                           1.0F / std::sqrt(static_cast<float>(config_.head_dim))});
+  add(rotate_kernel<K>{at, qkv_rows_.data(), ld, rows, w.q_norm.data(), w.k_norm.data(),
+                       cosine_.data(), sine_.data(), config_.rms_norm_eps,
+                       1.0F / std::sqrt(static_cast<float>(config_.head_dim))});
   const auto room = as_u32(scores_.size() / heads / score_stride_);
   for (std::uint32_t t = 0; t + 1 < in.tile.size();) {
     auto end = t + 1; // tiles whose scores fit; one tile fits by how they are cut
     while (end + 1 < in.tile.size() && in.tile[end + 1] - in.tile[t] <= room)
       ++end;
     const auto first = in.tile[t], count = in.tile[end] - first;
-    add(scores_kernel<float>{at, qkv_rows_.data(), ld, at_.tile + t, end - t, in.longest,
-                             scores_.data(), score_stride_, first});
+    add(scores_kernel<K>{at, qkv_rows_.data(), ld, at_.tile + t, end - t, in.longest,
+                         scores_.data(), score_stride_, first});
     add(softmax_kernel{at_.position, heads, count, first, scores_.data(), score_stride_,
                        sums_.data(), in.longest});
-    add(mix_kernel<float>{at, count, first, scores_.data(), score_stride_, sums_.data(),
-                          mixed_.data(), mixed, in.longest});
+    add(mix_kernel<K>{at, count, first, scores_.data(), score_stride_, sums_.data(), mixed_.data(),
+                      mixed, in.longest});
     t = end;
   }
   product(mixed_.data(), mixed, rows, w.o.data(), packed_shape_of(q_width_, hidden_), x_.data(),

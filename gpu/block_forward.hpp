@@ -13,9 +13,10 @@ constexpr std::uint32_t tile_rows_max = 16;
 struct step_input {
   std::vector<std::uint32_t> token, position, table, tile, wanted;
   std::vector<sample_row> how; ///< by row of `wanted`
-  std::vector<float*> pages;   ///< page tables, one after the other
-  std::uint32_t longest = 0;   ///< positions of the longest row
-  bool decode = false;         ///< each row is a tile of its own
+  std::vector<void*> pages;    ///< page tables, one after the other
+  kv_dtype kv = kv_dtype::float32;
+  std::uint32_t longest = 0; ///< positions of the longest row
+  bool decode = false;       ///< each row is a tile of its own
   std::uint32_t rows() const { return static_cast<std::uint32_t>(token.size()); }
 };
 

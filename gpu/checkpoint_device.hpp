@@ -29,8 +29,8 @@ public:
     }
     return read;
   }
-  kv_layout pages(const model_config& c) const override {
-    return {c.num_hidden_layers, c.num_key_value_heads, c.head_dim};
+  kv_layout pages(const model_config& c, kv_dtype type) const override {
+    return {c.num_hidden_layers, c.num_key_value_heads, c.head_dim, type};
   }
 };
 

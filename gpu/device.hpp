@@ -52,7 +52,7 @@ public:
                const std::vector<std::uint32_t>& experts,
                std::map<std::string, std::uint64_t>* digests) const = 0;
   /// What a KV page of this model looks like here.
-  virtual kv_layout pages(const model_config& config) const = 0;
+  virtual kv_layout pages(const model_config& config, kv_dtype type) const = 0;
   /// From the next step on these are computed with; `config` outlives the device.
   virtual void use(const model_config& config, qwen3_weights dense) = 0;
 

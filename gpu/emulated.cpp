@@ -51,7 +51,7 @@ public:
     c.num_experts_per_tok = 1;
     return c;
   }
-  kv_layout pages(const model_config&) const override {
+  kv_layout pages(const model_config&, kv_dtype) const override {
     kv_layout plain;
     plain.plain_floats = std::max<std::size_t>(how_->kv_page_bytes / sizeof(float), kv_page_tokens);
     return plain;

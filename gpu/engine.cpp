@@ -99,7 +99,7 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
   if (auto ok = s->experts->replace(std::move(loaded->experts), s->version); !ok)
     return tl::unexpected(ok.error());
   s->serve_owned();
-  const auto layout = s->device->pages(s->config);
+  const auto layout = s->device->pages(s->config, s->options.kv_type);
   s->pool = std::make_shared<kv_pool>(layout, s->options.kv_pages);
   s->facts = {s->config.num_hidden_layers,
               s->config.hidden_size,
@@ -107,7 +107,7 @@ result<std::unique_ptr<engine>> engine::load(const std::string& model_dir, engin
               s->config.num_experts,
               s->config.num_experts_per_tok,
               s->config.max_position_embeddings,
-              layout.page_floats() * sizeof(float),
+              layout.page_bytes(),
               s->config.moe() ? s->experts->layout().words() * sizeof(float) : 0,
               loaded->dense.bytes(),
               s->config.eos_tokens,

@@ -25,6 +25,15 @@ using byte_string = std::vector<std::byte>;
 /// Tokens per KV page. The order of attention sums is built on it, so it is a constant.
 constexpr std::uint32_t kv_page_tokens = 16;
 
+/// What keys and values are kept as. bfloat16 takes half the memory; a key or value is rounded (to
+/// nearest, ties to even) when its position is computed and widened where it is read, so results
+/// are as independent of batch, group and moves as with float32, but they are not those of float32.
+enum class kv_dtype : std::uint8_t { float32, bfloat16 };
+/// "float32", "bfloat16".
+const char* to_string(kv_dtype type);
+/// Errors: bad_input that says what there is.
+result<kv_dtype> parse_kv_dtype(const std::string& text);
+
 /// Facts of a loaded model that a scheduler or planner needs.
 struct model_facts {
   std::uint32_t layers = 0, hidden = 0, vocabulary = 0;
@@ -47,9 +56,10 @@ struct engine_options {
   std::uint32_t world_size = 1; ///< gives the home map; must divide the experts of an MoE model
   expert_map owners;            ///< initial placement; empty: the home map
   weights_id weights_version;
-  std::uint32_t kv_pages = 1024;      ///< capacity of the KV pool
-  std::uint32_t max_num_seqs = 64;    ///< requests that run at the same time
-  std::uint32_t prefill_budget = 256; ///< prompt tokens computed per step, all requests together
+  std::uint32_t kv_pages = 1024;        ///< capacity of the KV pool
+  kv_dtype kv_type = kv_dtype::float32; ///< of its pages; an emulated device's have no type
+  std::uint32_t max_num_seqs = 64;      ///< requests that run at the same time
+  std::uint32_t prefill_budget = 256;   ///< prompt tokens computed per step, all requests together
   /// Response tokens for which pages are promised at admission and before a move; 0: the whole
   /// max_tokens, then nothing is ever preempted. Otherwise a request that outgrows the promise
   /// takes free pages, and when there are none the latest admitted request is preempted (counted,

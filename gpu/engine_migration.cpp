@@ -22,34 +22,41 @@ tl::unexpected<error> unknown(request_id id) {
 
 /// What both kinds of blob begin with.
 struct blob_head {
-  std::uint64_t magic = 0, fingerprint = 0, version = 0;
+  std::uint64_t magic = 0;
+  blob_origin from;
   request_id id;
 
   void write(byte_writer& out) const {
     out.put(magic);
-    out.put(fingerprint);
-    out.put(version);
+    out.put(from.fingerprint);
+    out.put(from.version.value);
+    out.put(static_cast<std::uint32_t>(from.kv));
     out.put(id.value);
   }
   static blob_head read(byte_reader& in) {
     blob_head h;
     h.magic = in.get<std::uint64_t>();
-    h.fingerprint = in.get<std::uint64_t>();
-    h.version = in.get<std::uint64_t>();
+    h.from.fingerprint = in.get<std::uint64_t>();
+    h.from.version = weights_id(in.get<std::uint64_t>());
+    h.from.kv = static_cast<kv_dtype>(in.get<std::uint32_t>());
     h.id = request_id{in.get<std::uint64_t>()};
     return h;
   }
 };
 
-result<blob_head> open_blob(byte_reader& in, std::uint64_t magic, std::uint64_t fingerprint,
-                            weights_id version) {
+result<blob_head> open_blob(byte_reader& in, std::uint64_t magic, const blob_origin& here) {
   if (!in.unseal()) return bad_input("request blob: checksum differs; send it again");
   auto head = blob_head::read(in);
-  if (!in.ok() || head.magic != magic || head.fingerprint != fingerprint)
+  if (!in.ok() || head.magic != magic || head.from.fingerprint != here.fingerprint)
     return bad_input("request blob: is of another kind or model");
-  if (head.version != version.value)
-    return bad_input(label(head.id) + ": runs with weights version " + std::to_string(head.version)
-                     + ", this rank serves " + std::to_string(version.value));
+  if (head.from.version != here.version)
+    return bad_input(label(head.id) + ": runs with weights version "
+                     + std::to_string(head.from.version.value) + ", this rank serves "
+                     + std::to_string(here.version.value));
+  if (head.from.kv != here.kv)
+    return bad_input(label(head.id) + ": has KV pages of " + to_string(head.from.kv)
+                     + ", this rank keeps " + to_string(here.kv)
+                     + "; start all ranks with the same kv_type");
   return head;
 }
 
@@ -59,7 +66,7 @@ result<void> put_pages(byte_writer& out, device& computer, kv_pool& pool, const 
   const auto [first, count] = range;
   out.put(first);
   out.put(count);
-  auto bytes = pool.layout().page_floats() * sizeof(float);
+  auto bytes = pool.layout().page_bytes();
   for (auto i = first; i < first + count; ++i) {
     if (auto ok = computer.page_to_host(pool, r.pages[i]); !ok) return ok;
     out.put_bytes(pool.data(r.pages[i]), bytes);
@@ -122,7 +129,7 @@ result<page_loan> engine::lend_pages(request_id id, std::uint32_t first, std::ui
   page_loan loan;
   loan.pool = s.pool;
   loan.numbers.assign(r->pages.begin() + first, r->pages.begin() + first + count);
-  const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+  const auto bytes = s.pool->layout().page_bytes();
   std::vector<std::uint64_t> digests;
   for (const auto page : loan.numbers)
     if (auto ok = s.device->page_to_host(*s.pool, page); !ok) return tl::unexpected(ok.error());
@@ -133,7 +140,7 @@ result<page_loan> engine::lend_pages(request_id id, std::uint32_t first, std::ui
     digests.push_back(wide_digest64(data, bytes));
   }
   byte_writer foot;
-  blob_head{pages_magic, s.fingerprint, s.version.value, id}.write(foot);
+  blob_head{pages_magic, s.origin(), id}.write(foot);
   foot.put(first);
   foot.put_list(digests);
   loan.foot = foot.seal();
@@ -156,9 +163,9 @@ result<byte_string> engine::export_remainder(request_id id, std::uint32_t pages_
                      + std::to_string(r->computed / kv_page_tokens) + " are full");
   byte_writer out;
   const auto row_bytes = sizeof(token_id) + sizeof(float); // of a position, in the lists
-  out.reserve((covered - pages_sent) * s.pool->layout().page_floats() * sizeof(float)
-              + r->tokens.size() * row_bytes + fields_bytes_max);
-  blob_head{remainder_magic, s.fingerprint, s.version.value, id}.write(out);
+  out.reserve((covered - pages_sent) * s.pool->layout().page_bytes() + r->tokens.size() * row_bytes
+              + fields_bytes_max);
+  blob_head{remainder_magic, s.origin(), id}.write(out);
   put_request(out, *r);
   if (auto ok = put_pages(out, *s.device, *s.pool, *r, {pages_sent, covered - pages_sent}); !ok)
     return tl::unexpected(ok.error());
@@ -230,7 +237,7 @@ result<void> take_page(device& computer, kv_pool& pool, request_id id, pending_i
     import.pages[index] = *taken;
   }
   const auto here = import.pages[index];
-  std::memcpy(pool.data(here), page.second, pool.layout().page_floats() * sizeof(float));
+  std::memcpy(pool.data(here), page.second, pool.layout().page_bytes());
   return computer.page_from_host(pool, here);
 }
 
@@ -243,7 +250,7 @@ tl::unexpected<error> wrong_size(request_id id, std::uint64_t bytes, std::uint64
 result<void> take_pages(byte_reader& in, device& computer, kv_pool& pool, request_id id,
                         pending_import& import) {
   auto first = in.get<std::uint32_t>(), count = in.get<std::uint32_t>();
-  auto bytes = pool.layout().page_floats() * sizeof(float);
+  auto bytes = pool.layout().page_bytes();
   if (!in.ok() || in.left() != count * static_cast<std::uint64_t>(bytes))
     return wrong_size(id, in.left(), count);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -269,10 +276,9 @@ struct pages_label {
   }
 };
 
-result<pages_label> read_foot(bytes_view foot, request_id id, std::uint64_t fingerprint,
-                              weights_id version) {
+result<pages_label> read_foot(bytes_view foot, request_id id, const blob_origin& here) {
   byte_reader in(foot);
-  auto head = open_blob(in, pages_magic, fingerprint, version);
+  auto head = open_blob(in, pages_magic, here);
   if (!head) return tl::unexpected(head.error());
   if (head->id != id) return bad_input(label(id) + ": blob is of " + label(head->id));
   pages_label pages{in.get<std::uint32_t>(), in.get_list<std::uint64_t>()};
@@ -286,11 +292,10 @@ result<void> engine::import_pages(request_id id, bytes_view blob) {
   auto& s = *state_;
   auto import = s.imports.find(id);
   if (import == s.imports.end()) return bad_input(label(id) + ": no import was begun");
-  const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+  const auto bytes = s.pool->layout().page_bytes();
   const auto count =
       blob.size / (bytes + sizeof(std::uint64_t)); // A foot is less than a page more.
-  auto pages = read_foot({blob.data + count * bytes, blob.size - count * bytes}, id, s.fingerprint,
-                         s.version);
+  auto pages = read_foot({blob.data + count * bytes, blob.size - count * bytes}, id, s.origin());
   if (!pages) return tl::unexpected(pages.error());
   if (pages->digests.size() != count) return wrong_size(id, blob.size, pages->digests.size());
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -308,7 +313,7 @@ page_landing engine::open_landing(request_id id, std::uint32_t count) {
   auto import = s.imports.find(id);
   if (import == s.imports.end()) return landing;
   landing.pool = s.pool;
-  landing.page_bytes = s.pool->layout().page_floats() * sizeof(float);
+  landing.page_bytes = s.pool->layout().page_bytes();
   landing.digests.resize(count);
   for (; count > 0 && import->second.promised > 0; --count, --import->second.promised) {
     landing.numbers.push_back(s.pool->take_promised());
@@ -333,10 +338,10 @@ result<void> engine::import_landed(request_id id, page_landing landing, bytes_vi
     auto import = s.imports.find(id);
     if (import == s.imports.end() || landing.pool != s.pool)
       return bad_input(label(id) + ": no import was begun");
-    auto pages = read_foot(foot, id, s.fingerprint, s.version);
+    auto pages = read_foot(foot, id, s.origin());
     if (!pages) return tl::unexpected(pages.error());
     const auto count = pages->digests.size();
-    const auto bytes = s.pool->layout().page_floats() * sizeof(float);
+    const auto bytes = s.pool->layout().page_bytes();
     if (count > landing.pages.size()) return wrong_size(id, landing.pages.size() * bytes, count);
     for (std::uint32_t i = 0; i < count; ++i)
       if (auto good = pages->check(id, i, landing.digests[i]); !good) return good;
@@ -358,7 +363,7 @@ result<void> engine::import_landed(request_id id, page_landing landing, bytes_vi
 result<void> engine::finish_import(bytes_view remainder) {
   auto& s = *state_;
   byte_reader in(remainder);
-  auto head = open_blob(in, remainder_magic, s.fingerprint, s.version);
+  auto head = open_blob(in, remainder_magic, s.origin());
   if (!head) return tl::unexpected(head.error());
   auto id = head->id;
   auto import = s.imports.find(id);
@@ -410,7 +415,7 @@ result<byte_string> engine::export_request(request_id id) {
 result<void> engine::import_request(bytes_view blob) {
   auto& s = *state_;
   byte_reader in(blob);
-  auto head = open_blob(in, remainder_magic, s.fingerprint, s.version);
+  auto head = open_blob(in, remainder_magic, s.origin());
   if (!head) return tl::unexpected(head.error());
   auto r = get_request(in, head->id);
   if (!in.ok()) return bad_input(label(head->id) + ": remainder is damaged");

@@ -42,6 +42,13 @@ struct pending_import {
   std::map<std::uint32_t, page_index> pages;
 };
 
+/// What a request's blobs come from and must go to.
+struct blob_origin {
+  std::uint64_t fingerprint = 0; ///< of the architecture
+  weights_id version;
+  kv_dtype kv = kv_dtype::float32;
+};
+
 struct engine::state {
   std::string dir;
   engine_options options;
@@ -66,6 +73,8 @@ struct engine::state {
   std::list<live_request*> waiting; ///< next first
   std::list<live_request*> running; ///< in order of admission
   std::map<request_id, pending_import> imports;
+
+  blob_origin origin() const { return {fingerprint, version, pool->layout().type}; }
 
   // engine_requests.cpp
   live_request* find(request_id id);

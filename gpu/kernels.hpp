@@ -52,13 +52,15 @@ void pack_weight(const float* weight, std::size_t n, std::size_t k, float* packe
 /// The same with bfloat16.
 void pack_weight(const std::uint16_t* weight, std::size_t n, std::size_t k, std::uint16_t* packed);
 
-/// One head group's view of the KV pages of one layer.
+/// One head group's view of the KV pages of one layer. K: float, or the 16 bits of a bfloat16,
+/// which are widened as they are read.
+template <class K>
 struct attention_task {
   const float* query; ///< [heads][query_stride], already scaled
   std::size_t query_stride;
-  std::size_t heads;          ///< query heads that share the KV head
-  const float* const* blocks; ///< per page: keys [head_dim][16], then values [16][padded head_dim]
-  std::size_t positions;      ///< >= 1; later slots of the last page are not looked at
+  std::size_t heads;      ///< query heads that share the KV head
+  const K* const* blocks; ///< per page: keys [head_dim][16], then values [16][padded head_dim]
+  std::size_t positions;  ///< >= 1; later slots of the last page are not looked at
   std::size_t head_dim;
   float* scores; ///< scratch, heads * positions rounded up to 16
   float* out;    ///< [heads][out_stride], padded head_dim written
@@ -83,7 +85,8 @@ struct kernel_set {
   void (*norm_rotate)(float* x, const float* weight, std::size_t n, float eps, const float* cos,
                       const float* sin, float factor);
   /// Softmax attention of one query row's head group; reduces over pages in order.
-  void (*attention)(const attention_task& task);
+  void (*attention)(const attention_task<float>& task);
+  void (*attention_half)(const attention_task<std::uint16_t>& task);
   /// out[i] = gate[i] / (1 + exp(-gate[i])) * up[i], n padded.
   void (*silu_mul)(const float* gate, const float* up, std::size_t n, float* out);
   /// out[i] = exp(x[i] - shift); padding becomes zero. Returns the sum.

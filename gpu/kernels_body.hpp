@@ -162,8 +162,8 @@ void norm_rotate(float* x, const float* weight, std::size_t n, float eps, const 
 }
 
 /// Scores of G heads against P whole pages.
-template <int G, int P>
-inline void score_pages(const attention_task& t, std::size_t head, std::size_t page,
+template <int G, int P, class K>
+inline void score_pages(const attention_task<K>& t, std::size_t head, std::size_t page,
                         std::size_t score_stride) {
   lane acc[P][G];
 #pragma GCC unroll 8
@@ -172,7 +172,7 @@ inline void score_pages(const attention_task& t, std::size_t head, std::size_t p
     for (int g = 0; g < G; ++g)
       acc[p][g] = fill(0.0F);
   const float* query = t.query + head * t.query_stride;
-  const float* ahead[P]; // blocks of the next round, brought in line by line
+  const K* ahead[P]; // blocks of the next round, brought in line by line
   const std::size_t pages = (t.positions + 15) / 16;
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
@@ -218,8 +218,8 @@ inline float weigh_scores(float* scores, std::size_t positions) {
 }
 
 /// Adds one position's values, weighted, to the sums of G heads and J lane blocks.
-template <int G, int J>
-inline void mix_position(lane (&acc)[G][J], const float* value, const float* weights,
+template <int G, int J, class K>
+inline void mix_position(lane (&acc)[G][J], const K* value, const float* weights,
                          std::size_t score_stride) {
   lane v[J];
 #pragma GCC unroll 8
@@ -236,8 +236,8 @@ inline void mix_position(lane (&acc)[G][J], const float* value, const float* wei
 
 /// Weighted sums of values for G heads and J lane blocks of the head dimension: even and odd
 /// positions in two chains that are added at the end.
-template <int G, int J>
-inline void mix_values(const attention_task& t, std::size_t head, std::size_t block,
+template <int G, int J, class K>
+inline void mix_values(const attention_task<K>& t, std::size_t head, std::size_t block,
                        std::size_t score_stride, const float* sums) {
   const std::size_t value_stride = (t.head_dim + 15) / 16 * 16;
   const std::size_t pages = (t.positions + 15) / 16;
@@ -248,10 +248,10 @@ inline void mix_values(const attention_task& t, std::size_t head, std::size_t bl
     for (int j = 0; j < J; ++j)
       even[g][j] = odd[g][j] = fill(0.0F);
   for (std::size_t page = 0; page < pages; ++page) {
-    const float* value = t.blocks[page] + t.head_dim * 16 + block * 16;
+    const K* value = t.blocks[page] + t.head_dim * 16 + block * 16;
     const float* weights = t.scores + head * score_stride + page * 16;
     const std::size_t slots = page + 1 < pages ? 16 : t.positions - page * 16;
-    const float* ahead = t.blocks[page + 1 < pages ? page + 1 : page] + t.head_dim * 16;
+    const K* ahead = t.blocks[page + 1 < pages ? page + 1 : page] + t.head_dim * 16;
     std::size_t slot = 0;
     for (; slot + 2 <= slots; slot += 2) {
       __builtin_prefetch(ahead + slot * value_stride + block * 16);
@@ -275,26 +275,27 @@ inline void mix_values(const attention_task& t, std::size_t head, std::size_t bl
   }
 }
 
-template <int G>
-inline void attend_heads(const attention_task& t, std::size_t head) {
+template <int G, class K>
+inline void attend_heads(const attention_task<K>& t, std::size_t head) {
   const std::size_t pages = (t.positions + 15) / 16, score_stride = pages * 16;
   const std::size_t blocks = (t.head_dim + 15) / 16;
   std::size_t page = 0;
   for (; page + score_pages_at_once <= pages; page += score_pages_at_once)
-    score_pages<G, score_pages_at_once>(t, head, page, score_stride);
+    score_pages<G, score_pages_at_once, K>(t, head, page, score_stride);
   for (; page < pages; ++page)
-    score_pages<G, 1>(t, head, page, score_stride);
+    score_pages<G, 1, K>(t, head, page, score_stride);
   float sums[1024];
   for (std::size_t g = head; g < head + G; ++g)
     sums[g] = weigh_scores(t.scores + g * score_stride, t.positions);
   std::size_t block = 0;
   for (; block + mix_blocks_at_once <= blocks; block += mix_blocks_at_once)
-    mix_values<G, mix_blocks_at_once>(t, head, block, score_stride, sums);
+    mix_values<G, mix_blocks_at_once, K>(t, head, block, score_stride, sums);
   for (; block < blocks; ++block)
-    mix_values<G, 1>(t, head, block, score_stride, sums);
+    mix_values<G, 1, K>(t, head, block, score_stride, sums);
 }
 
-void attention(const attention_task& t) {
+template <class K>
+void attention(const attention_task<K>& t) {
   std::size_t head = 0;
   for (; head + 2 <= t.heads; head += 2)
     attend_heads<2>(t, head);
@@ -348,7 +349,8 @@ constexpr kernel_set make_set() {
           gemm<std::uint16_t>,
           rms_norm,
           norm_rotate,
-          attention,
+          attention<float>,
+          attention<std::uint16_t>,
           silu_mul,
           exp_row,
           max_row,

@@ -5,8 +5,19 @@
 
 namespace adafloor {
 
+const char* to_string(kv_dtype type) {
+  return type == kv_dtype::bfloat16 ? "bfloat16" : "float32";
+}
+
+result<kv_dtype> parse_kv_dtype(const std::string& text) {
+  for (const auto type : {kv_dtype::float32, kv_dtype::bfloat16})
+    if (text == to_string(type)) return type;
+  return bad_input(text + ": there are float32 and bfloat16");
+}
+
 kv_pool::kv_pool(kv_layout layout, std::uint32_t capacity)
-  : layout_(layout), stride_(mapped_floats::rounded(layout.page_floats())) {
+  : layout_(layout),
+    stride_(mapped_floats::rounded((layout.page_bytes() + sizeof(float) - 1) / sizeof(float))) {
   usage_.capacity = capacity;
 }
 

@@ -8,20 +8,27 @@
 #include "gpu/mapped_memory.hpp"
 
 #include <array>
+#include <cassert>
 #include <map>
 #include <optional>
 #include <vector>
 
 namespace adafloor {
 
-/// Floats of a page: [layer][kv head]{keys [head_dim][16], values [16][padded head_dim]}.
+/// A page: [layer][kv head]{keys [head_dim][16], values [16][padded head_dim]}.
 struct kv_layout {
   std::size_t layers = 0, kv_heads = 0, head_dim = 0;
+  kv_dtype type = kv_dtype::float32; ///< of a key or value
+  std::size_t plain_floats = 0;      ///< not 0: a page is so many floats without inner order
   std::size_t padded_head_dim() const { return round_up_lanes(head_dim); }
-  std::size_t block_floats() const { return kv_page_tokens * (head_dim + padded_head_dim()); }
-  std::size_t plain_floats = 0; ///< not 0: a page is so many floats without inner order
-  std::size_t page_floats() const {
-    return plain_floats > 0 ? plain_floats : layers * kv_heads * block_floats();
+  std::size_t block_values() const { return kv_page_tokens * (head_dim + padded_head_dim()); }
+  std::size_t value_bytes() const {
+    return type == kv_dtype::bfloat16 ? sizeof(std::uint16_t) : sizeof(float);
+  }
+  /// Of a page, as it travels.
+  std::size_t page_bytes() const {
+    return plain_floats > 0 ? plain_floats * sizeof(float)
+                            : layers * kv_heads * block_values() * value_bytes();
   }
 };
 
@@ -58,8 +65,12 @@ public:
   void release(page_index page);
   std::uint32_t references(page_index page) const { return pages_[page].references; }
 
-  float* block(page_index page, std::size_t layer, std::size_t kv_head) {
-    return pages_[page].floats + (layer * layout_.kv_heads + kv_head) * layout_.block_floats();
+  /// K: float, or the 16 bits of a bfloat16, as the layout's type says.
+  template <class K>
+  K* block(page_index page, std::size_t layer, std::size_t kv_head) {
+    assert(sizeof(K) == layout_.value_bytes());
+    return reinterpret_cast<K*>(pages_[page].floats)
+           + (layer * layout_.kv_heads + kv_head) * layout_.block_values();
   }
   float* data(page_index page) { return pages_[page].floats; }
   const float* data(page_index page) const { return pages_[page].floats; }

@@ -55,13 +55,11 @@ public:
   }
 
   result<void> page_to_host(kv_pool& pool, page_index page) override {
-    return launcher_->download(pool.data(page), pages_[page],
-                               pool.layout().page_floats() * sizeof(float));
+    return launcher_->download(pool.data(page), pages_[page], pool.layout().page_bytes());
   }
   result<void> page_from_host(kv_pool& pool, page_index page) override {
     if (auto ok = need_page(page, pool); !ok) return ok;
-    return launcher_->upload(pages_[page], pool.data(page),
-                             pool.layout().page_floats() * sizeof(float));
+    return launcher_->upload(pages_[page], pool.data(page), pool.layout().page_bytes());
   }
 
   const std::vector<step_header>& headers() const override { return exchange_->headers(); }
@@ -90,7 +88,7 @@ private:
   std::optional<sampler> chooser_;
   step_group step_;
   std::uint64_t local_pairs_ = 0;
-  std::vector<float*> pages_; ///< by page of the pool; null where there is no memory
+  std::vector<void*> pages_; ///< by page of the pool; null where there is no memory
   std::size_t held_pages_ = 0;
   std::vector<sample_row> how_;
   mutable float_buffer row_;
@@ -110,9 +108,9 @@ result<void> launcher_device::load_fresh() {
 result<void> launcher_device::need_page(page_index page, const kv_pool& pool) {
   if (page >= pages_.size()) pages_.resize(page + 1, nullptr);
   if (pages_[page] != nullptr) return {};
-  auto memory = launcher_->allocate(pool.layout().page_floats() * sizeof(float));
+  auto memory = launcher_->allocate(pool.layout().page_bytes());
   if (!memory) return tl::unexpected(memory.error());
-  pages_[page] = static_cast<float*>(*memory);
+  pages_[page] = *memory;
   ++held_pages_;
   return {};
 }
@@ -131,6 +129,7 @@ void launcher_device::release_surplus(const kv_pool& pool) {
 
 result<step_input> launcher_device::input_of(const std::vector<forward_row>& rows, kv_pool& pool) {
   step_input in;
+  in.kv = pool.layout().type;
   how_.clear();
   const page_index* shared = nullptr;
   for (std::uint32_t r = 0; r < rows.size(); ++r) {

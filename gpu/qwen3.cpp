@@ -1,9 +1,24 @@
 #include "gpu/qwen3.hpp"
 
+#include "gpu/block.hpp"
+
 #include <algorithm>
 #include <cmath>
 
 namespace adafloor {
+
+namespace {
+
+void keep(float x, float& to) {
+  to = x;
+}
+void keep(float x, std::uint16_t& to) {
+  bfloat16 narrowed;
+  narrow(x, narrowed);
+  to = narrowed.bits;
+}
+
+} // namespace
 
 qwen3_forward::qwen3_forward(const model_config& config, const qwen3_weights& weights)
   : config_(config), weights_(weights), hidden_(config.hidden_size),
@@ -26,40 +41,64 @@ void qwen3_forward::norm_rows(const float_buffer& weight, std::size_t rows) {
                        h_.data() + r * stride_);
 }
 
+template <class K>
 void qwen3_forward::store_keys_values(const forward_row& row, const float* qkv, std::size_t layer,
                                       kv_pool& pool) const {
   auto slot = row.position % kv_page_tokens;
   auto page = row.pages[row.position / kv_page_tokens];
   auto value_stride = pool.layout().padded_head_dim();
   for (std::size_t head = 0; head < kv_heads_; ++head) {
-    float* block = pool.block(page, layer, head);
+    K* block = pool.block<K>(page, layer, head);
     const float* key = qkv + q_width_ + head * head_dim_;
     const float* value = key + kv_heads_ * head_dim_;
     for (std::size_t i = 0; i < head_dim_; ++i)
-      block[i * kv_page_tokens + slot] = key[i];
-    std::copy_n(value, head_dim_, block + head_dim_ * kv_page_tokens + slot * value_stride);
+      keep(key[i], block[i * kv_page_tokens + slot]);
+    for (std::size_t i = 0; i < head_dim_; ++i)
+      keep(value[i], block[head_dim_ * kv_page_tokens + slot * value_stride + i]);
   }
 }
 
+template <class K>
 void qwen3_forward::attend_row(const forward_row& row, const float* qkv, std::size_t layer,
                                kv_pool& pool, float* out) {
   auto positions = static_cast<std::size_t>(row.position) + 1;
   auto pages = (positions + kv_page_tokens - 1) / kv_page_tokens;
   auto group = heads_ / kv_heads_, padded = pool.layout().padded_head_dim();
-  blocks_.resize(pages);
+  auto& blocks = std::get<std::vector<const K*>>(blocks_);
+  blocks.resize(pages);
   scores_.resize(std::max(scores_.size(), group * pages * kv_page_tokens));
   head_out_.resize(group * padded);
   for (std::size_t head = 0; head < kv_heads_; ++head) {
     for (std::size_t p = 0; p < pages; ++p)
-      blocks_[p] = pool.block(row.pages[p], layer, head);
+      blocks[p] = pool.block<K>(row.pages[p], layer, head);
     float* direct = out + head * group * head_dim_;
     bool fits = padded == head_dim_;
-    kernels().attention({qkv + head * group * head_dim_, head_dim_, group, blocks_.data(),
-                         positions, head_dim_, scores_.data(), fits ? direct : head_out_.data(),
-                         padded});
+    const attention_task<K> task{qkv + head * group * head_dim_,
+                                 head_dim_,
+                                 group,
+                                 blocks.data(),
+                                 positions,
+                                 head_dim_,
+                                 scores_.data(),
+                                 fits ? direct : head_out_.data(),
+                                 padded};
+    if constexpr (std::is_same_v<K, float>)
+      kernels().attention(task);
+    else
+      kernels().attention_half(task);
     for (std::size_t g = 0; !fits && g < group; ++g)
       std::copy_n(head_out_.data() + g * padded, head_dim_, direct + g * head_dim_);
   }
+}
+
+template <class K>
+void qwen3_forward::attend_pages(const std::vector<forward_row>& rows, std::size_t layer,
+                                 kv_pool& pool) {
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    store_keys_values<K>(rows[r], qkv_.data() + r * qkv_columns_, layer, pool);
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    attend_row<K>(rows[r], qkv_.data() + r * qkv_columns_, layer, pool,
+                  mixed_.data() + r * q_width_);
 }
 
 void qwen3_forward::attend(const std::vector<forward_row>& rows, std::size_t layer, kv_pool& pool) {
@@ -78,10 +117,11 @@ void qwen3_forward::attend(const std::vector<forward_row>& rows, std::size_t lay
     for (std::size_t head = 0; head < heads_ + kv_heads_; ++head)
       k.norm_rotate(qkv + head * head_dim_, head < heads_ ? w.q_norm.data() : w.k_norm.data(),
                     head_dim_, config_.rms_norm_eps, cosine, sine, head < heads_ ? scale : 1.0F);
-    store_keys_values(rows[r], qkv, layer, pool);
   }
-  for (std::size_t r = 0; r < rows.size(); ++r)
-    attend_row(rows[r], qkv_.data() + r * qkv_columns_, layer, pool, mixed_.data() + r * q_width_);
+  if (pool.layout().type == kv_dtype::bfloat16)
+    attend_pages<std::uint16_t>(rows, layer, pool);
+  else
+    attend_pages<float>(rows, layer, pool);
   projected_.resize(rows.size() * stride_);
   k.gemm(mixed_.data(), q_width_, rows.size(), w.o.data(), packed_shape_of(q_width_, hidden_),
          projected_.data(), stride_);

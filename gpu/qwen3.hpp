@@ -2,6 +2,7 @@
 // The forward pass of Qwen3 and Qwen3-MoE over a batch of rows of any requests and positions.
 #include "gpu/device.hpp"
 
+#include <tuple>
 #include <vector>
 
 namespace adafloor {
@@ -20,10 +21,15 @@ public:
 private:
   void embed(const std::vector<forward_row>& rows);
   void attend(const std::vector<forward_row>& rows, std::size_t layer, kv_pool& pool);
+  template <class K>
   void store_keys_values(const forward_row& row, const float* qkv, std::size_t layer,
                          kv_pool& pool) const;
+  template <class K>
   void attend_row(const forward_row& row, const float* qkv, std::size_t layer, kv_pool& pool,
                   float* out);
+  /// Keys and values of all rows to their pages, then each row's attention to mixed_.
+  template <class K>
+  void attend_pages(const std::vector<forward_row>& rows, std::size_t layer, kv_pool& pool);
   void norm_rows(const float_buffer& weight, std::size_t rows);
   void dense_feed_forward(const qwen3_layer& layer, std::size_t rows);
   void project_logits(const std::vector<forward_row>& rows);
@@ -33,7 +39,7 @@ private:
   std::size_t hidden_, stride_, heads_, kv_heads_, head_dim_, q_width_, qkv_columns_;
   std::size_t vocabulary_stride_;
   float_buffer x_, h_, qkv_, mixed_, projected_, inner_, activated_, logits_, scores_, head_out_;
-  std::vector<const float*> blocks_;
+  std::tuple<std::vector<const float*>, std::vector<const std::uint16_t*>> blocks_; // by KV type
 };
 
 } // namespace adafloor

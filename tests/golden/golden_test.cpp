@@ -41,7 +41,8 @@ std::ostream& operator<<(std::ostream& os, const fixture_case& c) {
 
 /// Greedy generation of all prompts; returns the outputs in order.
 std::vector<request_output> generate(const std::string& model, const nlohmann::json& fixture,
-                                     std::uint32_t ranks, bool gpu_kernels = false) {
+                                     std::uint32_t ranks, bool gpu_kernels = false,
+                                     kv_dtype kv_type = kv_dtype::float32) {
   std::vector<request_spec> requests;
   bool trained = fixture.contains("model"); // only there does EOS end the reference's responses
   for (std::size_t i = 0; i < fixture["prompts"].size(); ++i) {
@@ -57,6 +58,7 @@ std::vector<request_output> generate(const std::string& model, const nlohmann::j
   auto fabrics = make_loopback_fabrics(ranks);
   engine_options options;
   options.prefill_budget = 50; // several chunks per prompt
+  options.kv_type = kv_type;
   if (gpu_kernels)
     options.make_device = [] { return make_launcher_device(tests::fastest_launcher()); };
   auto outputs = run_locally(model, options, fabrics, std::move(requests));
@@ -107,5 +109,38 @@ BOOST_DATA_TEST_CASE(parity, boost::unit_test::data::make(cases), c) {
     BOOST_TEST((outputs[i].logits == alone[i].logits), "bits with the kernels of a GPU");
     BOOST_TEST((outputs[i].logprobs == alone[i].logprobs), "bits with the kernels of a GPU");
     BOOST_TEST(outputs[i].tokens == alone[i].tokens, "tokens with the kernels of a GPU");
+  }
+}
+
+/// Rounded keys and values change logits, by a little, and all devices and groups alike.
+BOOST_DATA_TEST_CASE(pages_of_bfloat16, boost::unit_test::data::make(cases), c) {
+  if (!c.gpu_kernels) return; // those with trained long responses
+  const auto folder = root + "fixtures/" + c.name;
+  std::ifstream file(folder + "/fixture.json");
+  const auto fixture = nlohmann::json::parse(file);
+  const auto model =
+      fixture.contains("model") ? root + "models/" + fixture["model"].get<std::string>() : folder;
+  const auto alone = generate(model, fixture, 1, false, kv_dtype::bfloat16);
+  const auto group = generate(model, fixture, 4, false, kv_dtype::bfloat16);
+  const auto kernels = generate(model, fixture, 1, true, kv_dtype::bfloat16);
+  for (std::size_t i = 0; i < alone.size(); ++i) {
+    BOOST_TEST((group[i].logits == alone[i].logits), "bits with 4 ranks");
+    BOOST_TEST((kernels[i].logits == alone[i].logits), "bits with the kernels of a GPU");
+    // Of the prompt only: what follows may be another response.
+    const auto expected = read_npy(folder + "/logits_" + std::to_string(i) + ".npy");
+    BOOST_REQUIRE_MESSAGE(expected, expected.error().text);
+    const auto values = fixture["prompts"][i].size() * expected->columns;
+    // The mean, since where two experts are nearly as good as each other, another is chosen.
+    double worst = 0, difference = 0, square = 0;
+    for (std::size_t j = 0; j < values; ++j) {
+      const double d = double(alone[i].logits[j]) - double(expected->values[j]);
+      worst = std::max(worst, std::fabs(d));
+      difference += d * d;
+      square += double(expected->values[j]) * double(expected->values[j]);
+    }
+    const double relative = std::sqrt(difference / square);
+    BOOST_TEST_MESSAGE(c.name << ": logits differ by " << relative << ", at most " << worst);
+    BOOST_TEST(worst > 0);
+    BOOST_TEST(relative <= 2e-2);
   }
 }

@@ -401,3 +401,33 @@ BOOST_AUTO_TEST_CASE(damaged_and_foreign_request_blobs) {
   world.run();
   BOOST_TEST(world.outputs.size() == 1U);
 }
+
+BOOST_AUTO_TEST_CASE(pages_of_another_type_are_half_as_large_and_refused_by_name) {
+  engine_options half;
+  half.kv_type = kv_dtype::bfloat16;
+  engine_world wide(collatz, 1), narrow(collatz, 1, half);
+  BOOST_TEST(narrow.at(0).facts().kv_page_bytes * 2 == wide.at(0).facts().kv_page_bytes);
+  must(wide.at(0).add_request(sampled_request(1, 60)));
+  for (int i = 0; i < 30; ++i)
+    wide.step();
+  const auto whole = must(wide.at(0).export_request(request_id{1}));
+  const auto refused = text_of(narrow.at(0).import_request(view(whole)));
+  BOOST_TEST(contains(refused, "request 1: has KV pages of float32, this rank keeps bfloat16"),
+             refused);
+  must(narrow.at(0).begin_import(request_id{1}, 8));
+  const auto pages = pages_of(wide.at(0), request_id{1}, 0, 2);
+  auto landing = narrow.at(0).open_landing(request_id{1}, 2);
+  const bytes_view foot{pages.data() + 2 * wide.at(0).facts().kv_page_bytes,
+                        pages.size() - 2 * wide.at(0).facts().kv_page_bytes};
+  BOOST_TEST(contains(text_of(narrow.at(0).import_landed(request_id{1}, landing, foot)),
+                      "has KV pages of float32"));
+  narrow.at(0).cancel_import(request_id{1});
+  BOOST_TEST(narrow.at(0).kv().used + narrow.at(0).kv().promised == 0U);
+  must(wide.at(0).resume_exported(request_id{1}));
+}
+
+BOOST_AUTO_TEST_CASE(types_of_pages_have_names) {
+  BOOST_TEST((must(parse_kv_dtype("bfloat16")) == kv_dtype::bfloat16));
+  BOOST_TEST((must(parse_kv_dtype("float32")) == kv_dtype::float32));
+  BOOST_TEST(text_of(parse_kv_dtype("fp8")) == "fp8: there are float32 and bfloat16");
+}

@@ -276,3 +276,59 @@ BOOST_AUTO_TEST_CASE(dense_model) {
   BOOST_TEST(outputs.size() == 8U);
   BOOST_TEST(same_bits(world.outputs, outputs));
 }
+
+BOOST_AUTO_TEST_CASE(pages_of_bfloat16_are_as_exact) {
+  engine_options half;
+  half.kv_type = kv_dtype::bfloat16;
+  auto alone = half;
+  alone.max_num_seqs = 1;
+  engine_world one(collatz, 1, alone);
+  deal(one, [](auto) { return 0; });
+  one.run();
+  BOOST_TEST(!same_bits(one.outputs, reference())); // pages are rounded
+  auto chunks = half;
+  chunks.prefill_budget = 3;
+  chunks.kv_pages = 16;
+  chunks.reserved_response_tokens = 10;
+  engine_world preempted(collatz, 1, chunks);
+  deal(preempted, [](auto) { return 0; });
+  preempted.run();
+  BOOST_TEST(preempted.at(0).counters().preemptions > 0U);
+  BOOST_TEST(same_bits(preempted.outputs, one.outputs));
+
+  engine_world world(collatz, 4, half);
+  const auto all = world.members();
+  const std::vector<rank_id> pair = {rank_id{1}, rank_id{3}};
+  deal(world, [](std::uint64_t id) { return id % 4; });
+  for (int i = 0; i < 20; ++i)
+    world.step();
+  std::size_t moved = 0;
+  for (const std::size_t from : {0, 2})
+    for (const auto& request : world.at(from).requests()) {
+      auto& to = world.at(from + 1);
+      must(to.begin_import(request.id, must(world.at(from).pages_to_move(request.id))));
+      const auto full = must(world.at(from).full_pages(request.id));
+      must(to.import_pages(request.id, view(pages_of(world.at(from), request.id, 0, full))));
+      must(to.finish_import(view(must(world.at(from).export_remainder(request.id, full)))));
+      must(world.at(from).release_exported(request.id));
+      ++moved;
+    }
+  BOOST_TEST(moved > 2U);
+  world.contract(pair, scattered(pair));
+  for (int i = 0; i < 10; ++i)
+    world.step();
+  world.contract(all, world.at(0).home_map());
+  world.run();
+  BOOST_TEST(same_bits(world.outputs, one.outputs));
+
+  engine_world rebuilt(collatz, 2, half);
+  for (const auto& [id, output] : one.outputs) {
+    auto spec = sampled_request(id.value);
+    const auto known = static_cast<std::ptrdiff_t>(output.tokens.size() * id.value / 11);
+    spec.resumed.assign(output.tokens.begin(), output.tokens.begin() + known);
+    spec.resumed_logprobs.assign(output.logprobs.begin(), output.logprobs.begin() + known);
+    must(rebuilt.at(id.value % 2).add_request(spec));
+  }
+  rebuilt.run();
+  BOOST_TEST(same_bits(rebuilt.outputs, one.outputs));
+}

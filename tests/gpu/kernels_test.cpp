@@ -232,3 +232,67 @@ BOOST_AUTO_TEST_CASE(rotation_keeps_length_and_agrees) {
     }
   }
 }
+
+namespace {
+
+/// Attention of one head group over `positions` of pages whose later slots hold garbage.
+template <class K>
+float_buffer attend(const kernel_set& set, const std::vector<std::vector<K>>& pages,
+                    const float_buffer& query, std::size_t heads, std::size_t positions,
+                    std::size_t head_dim) {
+  std::vector<const K*> blocks;
+  for (const auto& page : pages)
+    blocks.push_back(page.data());
+  const auto padded = round_up_lanes(head_dim);
+  float_buffer scores(heads * pages.size() * 16), out(heads * padded);
+  const attention_task<K> task{query.data(), head_dim,      heads,      blocks.data(), positions,
+                               head_dim,     scores.data(), out.data(), padded};
+  if constexpr (std::is_same_v<K, float>)
+    set.attention(task);
+  else
+    set.attention_half(task);
+  return out;
+}
+
+} // namespace
+
+BOOST_AUTO_TEST_CASE(attention_agrees_and_widens_bfloat16_pages) {
+  for (const std::size_t head_dim : {8U, 32U, 40U, 128U})
+    for (const std::size_t positions : {1U, 16U, 31U, 130U}) {
+      constexpr std::size_t heads = 3;
+      const auto padded = round_up_lanes(head_dim);
+      std::vector<std::vector<float>> wide;
+      std::vector<std::vector<std::uint16_t>> half;
+      for (std::size_t p = 0; p * 16 < positions; ++p) {
+        const auto values = noise(16 * (head_dim + padded));
+        auto& w = wide.emplace_back();
+        auto& h = half.emplace_back();
+        for (const float value : values) {
+          std::uint32_t bits = 0;
+          std::memcpy(&bits, &value, 4);
+          h.push_back(static_cast<std::uint16_t>(bits >> 16));
+          bits &= 0xFFFF0000U;
+          w.emplace_back();
+          std::memcpy(&w.back(), &bits, 4);
+        }
+      }
+      const auto query = noise(heads * head_dim);
+      const auto reference = attend(portable_kernels, wide, query, heads, positions, head_dim);
+      for (auto set : all_kernels()) {
+        const auto label = std::string(set->name) + ", " + std::to_string(positions);
+        BOOST_TEST(same_bits(attend(*set, wide, query, heads, positions, head_dim), reference),
+                   label);
+        BOOST_TEST(same_bits(attend(*set, half, query, heads, positions, head_dim), reference),
+                   label << " of bfloat16");
+      }
+      double sum = 0, mixed = 0; // the first output of the last head, in double
+      for (std::size_t i = 0; i < positions; ++i) {
+        double score = 0;
+        for (std::size_t d = 0; d < head_dim; ++d)
+          score += double(query[2 * head_dim + d]) * double(wide[i / 16][d * 16 + i % 16]);
+        sum += std::exp(score);
+        mixed += std::exp(score) * double(wide[i / 16][head_dim * 16 + i % 16 * padded]);
+      }
+      BOOST_TEST(std::fabs(double(reference[2 * padded]) - mixed / sum) < 1e-5);
+    }
+}

@@ -172,6 +172,33 @@ BOOST_AUTO_TEST_CASE(new_weights_and_a_smaller_pool) {
   BOOST_TEST(counting_launcher::held.load() <= before);
 }
 
+BOOST_AUTO_TEST_CASE(bfloat16_pages_have_the_bits_of_the_cpu_through_groups_and_moves) {
+  for (const char* model : {"models/collatz-moe-v3", "models/collatz-moe-v1"}) {
+    engine_options half;
+    half.kv_type = kv_dtype::bfloat16;
+    half.prefill_budget = 5;
+    engine_world cpu(golden + model, 1, half), kernels(golden + model, 1, with_kernels(half));
+    deal(cpu, 6, [](auto) { return 0; });
+    deal(kernels, 6, [](auto) { return 0; });
+    cpu.run();
+    BOOST_TEST(!same_bits(cpu.outputs, on_the_cpu(golden + model, 6)));
+    const auto replays = counting_launcher::replays.load();
+    for (int i = 0; i < 25; ++i)
+      kernels.step();
+    BOOST_TEST(counting_launcher::replays.load() > replays);
+    engine_world group(golden + model, 2, half);
+    for (const auto& request : kernels.at(0).requests()) {
+      auto blob = must(kernels.at(0).export_request(request.id));
+      must(group.at(request.id.value % 2).import_request(view(blob)));
+      must(kernels.at(0).release_exported(request.id));
+    }
+    group.run();
+    auto outputs = kernels.outputs;
+    outputs.insert(group.outputs.begin(), group.outputs.end());
+    BOOST_TEST(same_bits(outputs, cpu.outputs));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(weights_of_mixed_types_are_refused_by_name) {
   auto options = with_kernels();
   auto device = must(options.make_device());
@@ -182,7 +209,7 @@ BOOST_AUTO_TEST_CASE(weights_of_mixed_types_are_refused_by_name) {
   device->use(config, dense);
   const auto owners = *home_expert_map(config.num_experts, 1);
   std::vector<expert_ptr> none(config.num_experts);
-  kv_pool pool(device->pages(config), 4);
+  kv_pool pool(device->pages(config, kv_dtype::float32), 4);
   must(device->begin({nullptr, {}, &owners, rank_id{0}, &none}, {}));
   BOOST_TEST(contains(text_of(device->run({}, pool)), "bfloat16"));
 }

@@ -114,7 +114,7 @@ BOOST_AUTO_TEST_CASE(a_smaller_pool_gives_its_memory_back_to_the_system) {
   BOOST_TEST(pool.promise(pages));
   for (std::uint32_t i = 0; i < pages; ++i) {
     taken.push_back(pool.take_promised());
-    std::fill_n(pool.data(taken.back()), pool.layout().page_floats(), 1.0F);
+    std::fill_n(pool.data(taken.back()), pool.layout().page_bytes() / sizeof(float), 1.0F);
   }
   for (auto page : taken)
     pool.release(page);

@@ -57,6 +57,7 @@ BOOST_FIXTURE_TEST_CASE(impossible_combinations, workplace) {
   refuses({"--max-response-length", "5000"}, {"--max-response-length 5000", "2048 positions"});
   refuses({"--steps", "1000"}, {"512 prompts", "lower --steps"});
   refuses({"--arms", "vanila"}, {"vanila", "vanilla"});
+  refuses({"--kv-dtype", "fp8"}, {"--kv-dtype fp8", "float32 and bfloat16"});
   refuses({"--device", "emulated"}, {"needs --workload FILE"});
   const auto lengths = write("lengths.csv", "epoch,prompt_id,sample,response_tokens\n"
                                             "a,p,0,5\na,q,0,7\n");
@@ -67,6 +68,7 @@ BOOST_FIXTURE_TEST_CASE(impossible_combinations, workplace) {
   };
   replay({"--time-scale", "0"}, {"--time-scale 0", "above 0"});
   replay({"--emulated-experts", "5"}, {"--emulated-experts 5", "multiple of the 2 ranks"});
+  replay({"--kv-dtype", "bfloat16"}, {"--kv-dtype bfloat16", "--emulated-kv-page-bytes"});
   replay({"--workload-epoch", "z"}, {"--workload-epoch z", "has the epochs a"});
   replay({"--workload", path() + "/none.csv"}, {"none.csv", "cannot be read"});
 }

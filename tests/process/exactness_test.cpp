@@ -120,6 +120,26 @@ BOOST_AUTO_TEST_CASE(eight_ranks_give_the_same_bits_with_floor_4) {
   compare_modes("8", "4");
 }
 
+BOOST_AUTO_TEST_CASE(pages_of_bfloat16_give_the_same_bits_in_every_arm) {
+  std::map<std::string, digests> expected;
+  std::uint64_t contractions = 0, migrations = 0;
+  for (const std::string seed : {"1", "2"}) {
+    for (const auto& arm : arms_of("vanilla,natural,planned,adaptive", seed,
+                                   {"--ranks", "4", "--floor", "2", "--migrate", "consolidate",
+                                    "--max-num-seqs", "6", "--kv-dtype", "bfloat16"})) {
+      const auto got = digests_of(arm);
+      const auto& first = expected.emplace(seed, got).first->second;
+      BOOST_TEST(got.tokens == first.tokens, "seed " << seed << ", arm " << arm["arm"]);
+      BOOST_TEST(got.logprobs == first.logprobs, "seed " << seed << ", arm " << arm["arm"]);
+      contractions += arm["transitions"].size();
+      migrations += arm["migrations"]["count"].get<std::uint64_t>();
+    }
+    BOOST_TEST(expected[seed].logprobs != plain(seed).logprobs); // pages were rounded
+  }
+  BOOST_TEST(contractions > 0U);
+  BOOST_TEST(migrations > 0U);
+}
+
 BOOST_AUTO_TEST_CASE(a_floor_of_all_ranks_changes_nothing) {
   for (const std::string seed : {"1", "2", "3"}) {
     const auto seen = compare("4", "4", "consolidate", seed);

@@ -2,6 +2,8 @@
 #define BOOST_TEST_MODULE leases
 #include "tests/process/lease_runs.hpp"
 
+#include <boost/test/data/test_case.hpp>
+
 #include <cstdlib>
 #include <utility>
 
@@ -24,13 +26,14 @@ std::vector<std::string> words(const std::string& out, const char* steps,
 
 } // namespace
 
-BOOST_AUTO_TEST_CASE(scores_of_the_same_model_are_the_bits_that_it_gave_while_generating) {
+BOOST_DATA_TEST_CASE(scores_of_the_same_model_are_the_bits_that_it_gave_while_generating,
+                     boost::unit_test::data::make({"float32", "bfloat16"}), kv_type) {
   const scratch_dir place;
   const auto out = place.path() + "/out";
-  const auto ended = run_program(
-      words(out, "3",
-            {"--sidecar-model", "none", "--lease-score-with", "self", "--temperature", "0.9"}),
-      place.path());
+  const auto ended = run_program(words(out, "3",
+                                       {"--sidecar-model", "none", "--lease-score-with", "self",
+                                        "--temperature", "0.9", "--kv-dtype", kv_type}),
+                                 place.path());
   BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
   std::map<std::string, json> given;
   const auto key = [](const json& line) {
