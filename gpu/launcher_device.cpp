@@ -33,6 +33,9 @@ public:
   result<std::uint32_t> begin(const step_group& step, const step_outlook&) override {
     step_ = step;
     local_pairs_ = 0;
+    const auto epoch = step.group != nullptr ? step.group->epoch() : epoch_id{};
+    if (epoch != epoch_) launcher_->forget_graphs(); // none outlives its group
+    epoch_ = epoch;
     if (auto ok = exchange_->begin(step); !ok) return tl::unexpected(ok.error());
     return 1;
   }
@@ -87,6 +90,7 @@ private:
   std::optional<expert_parallel> exchange_;
   std::optional<sampler> chooser_;
   step_group step_;
+  epoch_id epoch_; ///< of its group
   std::uint64_t local_pairs_ = 0;
   std::vector<void*> pages_; ///< by page of the pool; null where there is no memory
   std::size_t held_pages_ = 0;

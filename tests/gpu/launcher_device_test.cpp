@@ -7,25 +7,38 @@
 #include "tests/gpu/launchers.hpp"
 
 #include <atomic>
+#include <cstring>
+#include <map>
+#include <optional>
 
 using namespace adafloor;
 using namespace adafloor::tests;
 
 namespace {
 
-/// Counts what is allocated and replayed; on a GPU where there is one.
+/// Counts what is allocated, captured and replayed, and whatever is released while a graph holds
+/// its address; on a GPU where there is one.
 class counting_launcher final : public launcher {
 public:
   std::string name() const override { return inner_->name(); }
   result<void*> allocate(std::size_t bytes) override {
     ++held;
-    return inner_->allocate(bytes);
+    auto memory = inner_->allocate(bytes);
+    if (memory) sizes_[*memory] = bytes;
+    return memory;
   }
   void release(void* memory) noexcept override {
     --held;
+    for (const auto& [key, kernels] : graphs_)
+      for (const auto& kernel : kernels)
+        if (holds(kernel, memory, sizes_[memory])) ++outlived;
+    sizes_.erase(memory);
     inner_->release(memory);
   }
-  result<void> launch(const any_kernel& k) override { return inner_->launch(k); }
+  result<void> launch(const any_kernel& k) override {
+    if (capturing_) graphs_[*capturing_].push_back(k);
+    return inner_->launch(k);
+  }
   result<void> upload(void* to, const void* from, std::size_t bytes) override {
     return inner_->upload(to, from, bytes);
   }
@@ -37,14 +50,42 @@ public:
     replays += done ? 1 : 0;
     return done;
   }
-  result<void> begin_graph(std::uint64_t key) override { return inner_->begin_graph(key); }
-  result<void> end_graph() override { return inner_->end_graph(); }
-  void forget_graphs() override { inner_->forget_graphs(); }
+  result<void> begin_graph(std::uint64_t key) override {
+    capturing_ = key;
+    return inner_->begin_graph(key);
+  }
+  result<void> end_graph() override {
+    capturing_.reset();
+    ++captures;
+    return inner_->end_graph();
+  }
+  void forget_graphs() override {
+    graphs_.clear();
+    inner_->forget_graphs();
+  }
   void trim() override { inner_->trim(); }
 
-  static inline std::atomic<long> held{0}, replays{0};
+  static inline std::atomic<long> held{0}, replays{0}, captures{0}, outlived{0};
 
 private:
+  /// Whether one of the kernel's words is an address within these bytes.
+  static bool holds(const any_kernel& any, const void* memory, std::size_t bytes) {
+    const auto first = reinterpret_cast<std::uintptr_t>(memory);
+    return std::visit(
+        [&](const auto& kernel) {
+          for (std::size_t at = 0; at + sizeof(void*) <= sizeof kernel; at += sizeof(void*)) {
+            std::uintptr_t word = 0;
+            std::memcpy(&word, reinterpret_cast<const std::byte*>(&kernel) + at, sizeof word);
+            if (word >= first && word < first + bytes) return true;
+          }
+          return false;
+        },
+        any);
+  }
+
+  std::map<const void*, std::size_t> sizes_;
+  std::map<std::uint64_t, std::vector<any_kernel>> graphs_;
+  std::optional<std::uint64_t> capturing_;
   std::unique_ptr<launcher> inner_ = fastest_launcher();
 };
 
@@ -106,6 +147,36 @@ BOOST_AUTO_TEST_CASE(groups_contract_and_restore) {
   world.contract(all, world.at(0).home_map());
   world.run();
   BOOST_TEST(same_bits(world.outputs, on_the_cpu(collatz, 6)));
+}
+
+/// As after a transition that leaves a rank alone again, with the experts that it had.
+BOOST_AUTO_TEST_CASE(a_graph_ends_with_its_group_and_before_the_memory_that_it_uses) {
+  counting_launcher::outlived = 0;
+  engine_world world(collatz, 2, with_kernels());
+  const auto alone = dealt({rank_id{0}});
+  deal(
+      world, 3, [](auto) { return 0; }, 60);
+  world.contract({rank_id{0}}, alone);
+  const auto steps = [&world](int count) {
+    for (int i = 0; i < count; ++i)
+      world.step();
+    return counting_launcher::captures.load();
+  };
+  const auto first = steps(12), again = steps(4);
+  BOOST_TEST(first > 0);
+  BOOST_TEST(again == first); // replayed meanwhile
+  world.contract({rank_id{0}}, alone);
+  BOOST_TEST(steps(4) > again);
+  world.contract({rank_id{0}, rank_id{1}}, world.at(0).home_map());
+  const auto in_group = counting_launcher::replays.load();
+  steps(4);
+  BOOST_TEST(counting_launcher::replays.load() == in_group); // what goes to peers is in no graph
+  must(world.at(0).add_request(sampled_request(7, 60)));     // buffers grow
+  world.contract({rank_id{0}}, alone);
+  must(world.at(0).add_request(sampled_request(8, 60)));
+  world.run();
+  BOOST_TEST(counting_launcher::outlived == 0);
+  BOOST_TEST(world.outputs.size() == 5U);
 }
 
 BOOST_AUTO_TEST_CASE(requests_move_between_a_gpu_like_rank_and_a_cpu_rank) {
