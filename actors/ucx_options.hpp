@@ -1,8 +1,10 @@
 #pragma once
 // What the three users of UCX (control link, bulk transfers, collectives) have in common.
+#include "messages/result.hpp"
 #include "messages/types.hpp"
 
 #include <string>
+#include <vector>
 
 namespace adafloor {
 
@@ -31,5 +33,9 @@ struct peer_event {
   peer_event_kind kind = peer_event_kind::endpoint_lost;
   std::string text; ///< one line for people: what was seen
 };
+
+/// Memory that this machine's UCX can send from and receive into: "host", and "cuda" where it was
+/// built with CUDA and finds a driver. Errors: io.
+result<std::vector<std::string>> ucx_memory_kinds();
 
 } // namespace adafloor

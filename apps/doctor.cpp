@@ -1,4 +1,5 @@
 // `adafloor doctor`: what this machine offers, what is wrong, how to mend it.
+#include "actors/ucx_options.hpp"
 #include "apps/commands.hpp"
 #include "apps/settings.hpp"
 #include "gpu/plugin.hpp"
@@ -11,6 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -133,6 +135,17 @@ finding check_ucx() {
   return {finding::ok, "UCX", found};
 }
 
+finding check_ucx_memory() {
+  const auto kinds = ucx_memory_kinds();
+  if (!kinds) return {finding::wrong, "UCX memory", "unknown", kinds.error().text};
+  const auto found = fmt::format("{}", fmt::join(*kinds, " "));
+  const bool cuda = std::find(kinds->begin(), kinds->end(), "cuda") != kinds->end();
+  return {finding::ok, "UCX memory",
+          found
+              + (cuda ? "; KV pages and experts of GPUs go through host memory all the same"
+                      : "; KV pages and experts of GPUs go through it")};
+}
+
 finding check_ucx_environment() {
   const char* tls = std::getenv("UCX_TLS"); // NOLINT(concurrency-mt-unsafe)
   if (tls == nullptr) return {finding::ok, "UCX_TLS", "not set"};
@@ -192,6 +205,7 @@ std::vector<finding> look_at_everything() {
           check_limit("open files", RLIMIT_NOFILE, 1024, "ulimit -n 4096"),
           check_limit("processes", RLIMIT_NPROC, 256, "ulimit -u 4096"),
           check_ucx(),
+          check_ucx_memory(),
           check_ucx_environment(),
           check_ptrace(),
           check_cuda_driver(),
