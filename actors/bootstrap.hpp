@@ -17,7 +17,7 @@ struct bootstrap_entry {
   incarnation_id incarnation;
   std::string control_address;    ///< ucx_link::address()
   std::string bulk_address;       ///< ucx_bulk::address()
-  std::string collective_address; ///< ucx_collective::address()
+  std::string collective_address; ///< rank_fabric::address()
   std::string host;               ///< host name, for people
   std::uint32_t pid = 0;          ///< for people
 };

@@ -92,12 +92,13 @@ struct sidecar_settings {
 };
 
 struct transport_settings {
+  std::string collective = "ucx"; ///< ucx | nccl: of the engines' exchanges
   std::string tls = "auto"; ///< UCX_TLS; auto: shared memory and TCP, what this machine offers
   std::string bind = "127.0.0.1";
   std::uint16_t port = 0;        ///< of rank 0; 0 means: any free one
   std::uint32_t local_ranks = 0; ///< that `run` starts itself, from 0; 0: all
   std::string token_file;        ///< of the cluster token; empty: a fresh one, for local ranks only
-  FIELDS(transport_settings, tls, bind, port, local_ranks, token_file)
+  FIELDS(transport_settings, collective, tls, bind, port, local_ranks, token_file)
 };
 
 struct runtime_settings {

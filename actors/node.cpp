@@ -2,6 +2,7 @@
 
 #include "actors/aux_work.hpp"
 #include "actors/bootstrap.hpp"
+#include "actors/collective_over_nccl.hpp"
 #include "actors/engine_loop.hpp"
 #include "actors/event_stream.hpp"
 #include "actors/model_worker.hpp"
@@ -98,7 +99,7 @@ private:
   router router_;
   std::unique_ptr<ucx_link> link_;
   std::unique_ptr<ucx_bulk> bulk_;
-  std::unique_ptr<ucx_collective> fabric_;
+  std::unique_ptr<rank_fabric> fabric_;
   caf::actor_system_config actor_config_;
   std::unique_ptr<caf::actor_system> actors_;
   std::vector<role_actor> spawned_;
@@ -179,6 +180,14 @@ result<void> node::open_transport() {
   bulk_ = std::move(*b);
   serve_bulk();
 
+  if (task_.transport.collective == "nccl") {
+    auto opened = collective_over_nccl::open(
+        {self_, task_.world_size, std::chrono::milliseconds(task_.runtime.start_ms),
+         std::chrono::milliseconds(task_.runtime.exchange_ms)});
+    if (!opened) return tl::unexpected(opened.error());
+    fabric_ = std::move(*opened);
+    return {};
+  }
   ucx_collective::options collective;
   collective.self = self_;
   collective.incarnation = incarnation_;
@@ -279,6 +288,7 @@ result<void> node::start_engine() {
     steps_->add(r);
   };
   fabric_->set_weights_version(o.weights_version);
+  if (auto r = fabric_->join(); !r) return r;
   auto loop = engine_loop::start(task_.models.front(), o, std::move(around));
   if (!loop) return tl::unexpected(loop.error());
   engine_ = std::move(*loop);

@@ -282,7 +282,7 @@ result<void> ucx_collective::follow(rank_id peer, const std::string& address) {
   return {};
 }
 
-const std::string& ucx_collective::address() const {
+std::string ucx_collective::address() {
   return impl_->worker->address();
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Exchanges between the engines of an EP group over UCX. The engine's thread owns the worker and
 // makes progress inside `exchange`; nothing else runs in between.
+#include "actors/rank_fabric.hpp"
 #include "actors/ucx_options.hpp"
-#include "gpu/communicator.hpp"
 #include "messages/result.hpp"
 #include "messages/types.hpp"
 
@@ -24,7 +24,7 @@ struct collective_stats {
   std::uint64_t sleeps = 0;        ///< how often a wait went beyond its spin
 };
 
-class ucx_collective final : public collective_fabric {
+class ucx_collective final : public rank_fabric {
 public:
   struct options {
     rank_id self;
@@ -44,18 +44,19 @@ public:
   static result<std::unique_ptr<ucx_collective>> open(options o);
   ~ucx_collective() override;
 
-  const std::string& address() const;
+  std::string address() override;
   /// Engine's thread (or before the engine has the fabric). Makes the endpoint that all groups
   /// use; with another incarnation it replaces the old one. Self is not needed.
-  result<void> connect(rank_id peer, const std::string& address, incarnation_id incarnation);
+  result<void> connect(rank_id peer, const std::string& address,
+                       incarnation_id incarnation) override;
 
   /// The same for a peer that was connected before and may have another address now; nothing
   /// happens where it has not, or for no address.
-  result<void> follow(rank_id peer, const std::string& address);
+  result<void> follow(rank_id peer, const std::string& address) override;
   /// Engine's thread, between exchanges: another address, and no connection. A process that is
   /// killed while it writes into shared memory leaves what it had begun there, and nothing that
   /// others send comes through behind it. Errors: those of open.
-  result<void> renew();
+  result<void> renew() override;
 
   /// Errors: bad_input (members not ascending, without self, not connected, or an epoch below the
   /// one in use). Cheap: no message, no file descriptor.
@@ -64,10 +65,8 @@ public:
 
   void progress() override;
 
-  /// The version that every later frame carries and expects. Engine's thread.
-  void set_weights_version(weights_id version);
-  /// Any thread: a running or later `exchange` of an epoch up to this one fails with `aborted`.
-  void abort_up_to(epoch_id epoch) noexcept;
+  void set_weights_version(weights_id version) override;
+  void abort_up_to(epoch_id epoch) noexcept override;
 
   collective_stats stats() const; ///< engine's thread
 

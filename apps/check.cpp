@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 namespace adafloor {
@@ -125,6 +126,34 @@ result<void> check_device(const job& task) {
                    + "; `adafloor doctor` says more, --device cpu works everywhere");
 }
 
+std::uint32_t ranks_here(const job& task) {
+  return all_local(task) ? task.world_size : task.transport.local_ranks;
+}
+
+/// Why the ranks cannot use NCCL, or nothing.
+std::optional<std::string> objection_to_nccl(const job& task) {
+  if (is_emulated(task)) return "--device emulated has no GPU memory";
+  const auto found = find_nccl();
+  if (!found) return found.error().text;
+  if (found->devices == 0) return "there is no GPU: " + found->text;
+  if (ranks_here(task) > found->devices)
+    return fmt::format("{} ranks here need a GPU each, and there are {} GPUs", ranks_here(task),
+                       found->devices);
+  return std::nullopt;
+}
+
+result<void> check_collective(const job& task) {
+  const auto& given = task.transport.collective;
+  if (given == "ucx" || given == "auto") return {};
+  if (given != "nccl")
+    return bad_input(fmt::format("--collective {}: there are ucx, nccl, auto", given));
+  const auto objection = objection_to_nccl(task);
+  if (!objection) return {};
+  return bad_input(fmt::format(
+      "--collective nccl: {}; `adafloor doctor` says more, --collective ucx works everywhere",
+      *objection));
+}
+
 result<void> check_kv_dtype(const job& task) {
   const auto type = parse_kv_dtype(task.kv.dtype);
   if (!type) return bad_input("--kv-dtype " + type.error().text);
@@ -142,6 +171,7 @@ result<void> check_runtime(const job& task) {
       check_emulation(task),
       check_faults(task),
       check_kv_dtype(task),
+      check_collective(task),
       unless(task.ep.residency == "natural" || task.ep.residency == "planned",
              "--residency {}: there are natural, planned", task.ep.residency),
       unless(task.ep.migrate == "off" || task.ep.migrate == "stragglers"
@@ -386,6 +416,8 @@ result<void> check_numbers(const job& task) {
 }
 
 result<void> check_files(job& task) {
+  if (task.transport.collective == "auto")
+    task.transport.collective = task.device == "cuda" && !objection_to_nccl(task) ? "nccl" : "ucx";
   if (is_emulated(task)) { // The workload was read for the defaults.
     if (auto done = check_history(task); !done) return done;
     return check_sidecar(task, 0);

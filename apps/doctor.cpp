@@ -175,10 +175,16 @@ finding check_cuda() {
           "install the NVIDIA driver where there is a GPU; --device cpu works without"};
 }
 
+/// What --collective nccl would say.
 finding check_nccl() {
-  const auto version = find_nccl();
-  if (version) return {finding::ok, "NCCL plug-in", "loads, NCCL " + *version};
-  return {finding::note, "NCCL plug-in", "not usable", version.error().text};
+  const auto found = find_nccl();
+  if (!found) return {finding::note, "NCCL plug-in", "not usable", found.error().text};
+  const auto loads = "loads, NCCL " + found->version;
+  if (found->devices > 0)
+    return {finding::ok, "NCCL plug-in",
+            fmt::format("{}, for up to {} ranks (--collective nccl)", loads, found->devices)};
+  return {finding::note, "NCCL plug-in", loads + ", but there is no GPU to use: " + found->text,
+          "--collective ucx works without"};
 }
 
 finding check_limit(const char* what, decltype(RLIMIT_NOFILE) which, rlim_t wanted,

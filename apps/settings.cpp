@@ -306,6 +306,9 @@ void run_settings::add_runtime_keys() {
       make("lease.cpus", "--lease-cpus",
            "CPU numbers that auxiliary work may run on; those of its rank unless given",
            task_.sidecar.cpus));
+  table_.push_back(make("transport.collective", "--collective",
+                        "ucx; nccl: each rank has a GPU of its own; auto: nccl where that is so",
+                        t.collective));
   table_.push_back(make("transport.tls", "--tls", "UCX_TLS, or auto", t.tls));
   table_.push_back(make("transport.bind", "--bind", "address to listen on", t.bind));
   table_.push_back(make("transport.port", "--port", "of rank 0; 0: any free one", t.port));

@@ -1,7 +1,7 @@
 #pragma once
 // One expert-parallel (EP) group as a member's engine sees it. Implementations: in-process threads
-// (gpu/loopback), UCX (actors/ucx_collective), NCCL (gpu/nccl_communicator). One conformance suite
-// (tests/conformance) runs over all of them.
+// (gpu/loopback), UCX (actors/ucx_collective), NCCL (gpu/nccl_fabric). One conformance suite
+// (tests/gpu/communicator_conformance.hpp) runs over all of them.
 #include "messages/result.hpp"
 #include "messages/types.hpp"
 
@@ -75,6 +75,9 @@ public:
   /// Lets the links go on with what is under way (connections, keep-alive) while no exchange runs.
   /// Engine's thread; never blocks; to be called a few times a second.
   virtual void progress() {}
+  /// The version that every later frame carries and expects: members that differ get an error that
+  /// names them, not wrong sums. Engine's thread.
+  virtual void set_weights_version(weights_id /*version*/) {}
 };
 
 } // namespace adafloor

@@ -94,13 +94,19 @@ result<std::unique_ptr<device>> make_cuda_device(rank_id rank) {
   return make_launcher_device(std::move(*opened));
 }
 
-result<std::string> find_nccl() {
+result<nccl_findings> find_nccl() {
   const auto& library = nccl_plugin();
   if (!library) return tl::unexpected(library.error());
+  nccl_findings found;
   answer_text text{};
   entry<decltype(adafloor_nccl_version)>(*library, "adafloor_nccl_version")(text.data(),
                                                                             text.size());
-  return std::string(text.data());
+  found.version = text.data();
+  text = {};
+  const auto devices = entry<decltype(adafloor_nccl_devices)>(*library, "adafloor_nccl_devices");
+  found.devices = static_cast<std::uint32_t>(devices(text.data(), text.size()));
+  found.text = text.data();
+  return found;
 }
 
 result<std::vector<std::byte>> make_nccl_world_id() {
@@ -115,18 +121,9 @@ result<std::vector<std::byte>> make_nccl_world_id() {
   return id;
 }
 
-result<std::unique_ptr<collective_fabric>> join_nccl_world(const std::vector<std::byte>& world_id,
-                                                           rank_id self, std::uint32_t world_size,
-                                                           std::uint32_t ordinal,
-                                                           nccl_deadlines deadlines) {
+result<std::unique_ptr<collective_fabric>> join_nccl_world(const nccl_world& world) {
   const auto& library = nccl_plugin();
   if (!library) return tl::unexpected(library.error());
-  const nccl_world world{{world_id.data(), world_id.size()},
-                         self,
-                         world_size,
-                         static_cast<int>(ordinal),
-                         deadlines.setup,
-                         deadlines.exchange};
   error why;
   auto* joined = entry<decltype(adafloor_nccl_join)>(*library, "adafloor_nccl_join")(world, &why);
   if (joined == nullptr) return tl::unexpected(why);

@@ -24,23 +24,24 @@ result<std::unique_ptr<launcher>> open_cuda(std::uint32_t ordinal);
 /// Computes on device `rank` modulo the number of devices. Errors: as above.
 result<std::unique_ptr<device>> make_cuda_device(rank_id rank);
 
-/// The version of NCCL, as libadafloor_nccl.so finds it. Errors: as find_cuda.
-result<std::string> find_nccl();
-
-/// How long NCCL may take before a group is given up.
-struct nccl_deadlines {
-  std::chrono::milliseconds setup{30'000};
-  std::chrono::milliseconds exchange{30'000};
+struct nccl_findings {
+  std::string version;       ///< "2.28.3"
+  std::uint32_t devices = 0; ///< GPUs; each rank of a host needs one of its own
+  std::string text;          ///< why there is none
 };
 
-/// What the ranks of a full world must share to meet; made by one of them. Errors: of find_nccl;
+/// Asks libadafloor_nccl.so. Errors: as find_cuda.
+result<nccl_findings> find_nccl();
+
+struct nccl_world; // gpu/plugin_abi.hpp
+
+/// What the ranks of a world must share to meet; made by one of them. Errors: of find_nccl;
 /// internal when NCCL refuses.
 result<std::vector<std::byte>> make_nccl_world_id();
-/// Joins the full world, whose ranks all call it, each with a device of its own (`ordinal`). Groups
-/// are made by shrinking the full world, which is kept. Errors: of find_nccl; timed_out; internal.
-result<std::unique_ptr<collective_fabric>> join_nccl_world(const std::vector<std::byte>& world_id,
-                                                           rank_id self, std::uint32_t world_size,
-                                                           std::uint32_t ordinal,
-                                                           nccl_deadlines deadlines);
+/// Joins a world, whose members all call it with the same id and list, each with a device of its
+/// own (`ordinal`). Groups are made by shrinking the world, which is kept. Returns within `setup`
+/// and soon after `*stop` becomes true, which may be null; an exchange has `exchange` each time it
+/// waits. Errors: of find_nccl; timed_out; aborted; internal.
+result<std::unique_ptr<collective_fabric>> join_nccl_world(const nccl_world& world);
 
 } // namespace adafloor

@@ -54,7 +54,14 @@ BOOST_AUTO_TEST_CASE(each_impossible_number_is_named) {
       {[](job& j) { j.rollout.top_p = 0; }, "--top-p 0"},
       {[](job& j) { j.kv.page_tokens = 32; }, "--kv-page-tokens 32: the engine has 16"},
       {[](job& j) { j.kv.margin = 0.5; }, "--kv-margin 0.5"},
+      {[](job& j) { j.kv.dtype = "fp8"; }, "--kv-dtype fp8: there are float32 and bfloat16"},
       {[](job& j) { j.device = "tpu"; }, "--device tpu"},
+      {[](job& j) { j.transport.collective = "mpi"; }, "--collective mpi: there are ucx, nccl"},
+      {[](job& j) {
+         j.device = "emulated";
+         j.transport.collective = "nccl";
+       },
+       "--collective nccl: --device emulated has no GPU memory"},
       {[](job& j) { j.sidecar.memory_bytes = 1; }, "--lease-memory-bytes 1: at least 16777216"},
       {[](job& j) { j.sidecar.cpus = {4000}; }, "--lease-cpus 4000: not a CPU"},
       {[](job& j) { j.transport.bind = "here"; }, "--bind here: must be an IPv4 address"},

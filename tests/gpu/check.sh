@@ -36,18 +36,21 @@ check() {
 }
 
 # shellcheck disable=SC2317 # called through bash -c
-digest_of() { # DEVICE RANKS
-  "$build/bin/adafloor" run --device "$1" --ranks "$2" --prompts-per-step 4 --epochs 1 --out "$logs/run-$1-$2" \
+digest_of() { # DEVICE RANKS [MORE...]
+  "$build/bin/adafloor" run --device "$1" --ranks "$2" --prompts-per-step 4 --epochs 1 --out "$logs/run-$*" "${@:3}" \
     --json 2>>"$logs/exactness.err" | python3 -c 'import json,sys; print(json.load(sys.stdin)["arms"][0]["tokens_digest"])'
 }
 # shellcheck disable=SC2317
-exactness() { # one digest on cpu and cuda, and for two ranks that share the GPU
-  local one cuda two
+exactness() { # one digest on cpu and cuda, for two ranks that share the GPU, and for a world of NCCL's
+  local one cuda two nccl half half_cuda
   one=$(digest_of cpu 2) || return 1
   cuda=$(digest_of cuda 1) || return 1
   two=$(digest_of cuda 2) || return 1
-  echo "digest cpu $one, cuda $cuda, cuda with two ranks $two"
-  [ "$one" = "$cuda" ] && [ "$one" = "$two" ]
+  nccl=$(digest_of cuda 1 --collective nccl) || return 1
+  half=$(digest_of cpu 2 --kv-dtype bfloat16) || return 1
+  half_cuda=$(digest_of cuda 1 --kv-dtype bfloat16) || return 1
+  echo "digest cpu $one, cuda $cuda, two ranks $two, nccl $nccl; bfloat16 pages: cpu $half, cuda $half_cuda"
+  [ "$one" = "$cuda" ] && [ "$one" = "$two" ] && [ "$one" = "$nccl" ] && [ "$half" = "$half_cuda" ]
 }
 export build logs
 export -f digest_of exactness

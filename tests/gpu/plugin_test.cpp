@@ -1,6 +1,7 @@
 // The program without plug-ins, with them, and with something else in their place.
 #define BOOST_TEST_MODULE plugin
 #include "gpu/plugin.hpp"
+#include "gpu/plugin_abi.hpp"
 #include "tests/gpu/model_files.hpp"
 
 #include <boost/test/unit_test.hpp>
@@ -17,7 +18,7 @@ BOOST_AUTO_TEST_CASE(a_missing_or_broken_plugin_is_an_error_with_a_remedy) {
   BOOST_REQUIRE(!nccl);
   BOOST_TEST(nccl.error().text.find("does not load") != std::string::npos, nccl.error().text);
   BOOST_TEST(!make_nccl_world_id());
-  BOOST_TEST(!join_nccl_world({}, rank_id{0}, 1, 0, {}));
+  BOOST_TEST(!join_nccl_world({}));
   ::unsetenv("ADAFLOOR_PLUGINS");
 }
 
