@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 namespace adafloor {
 namespace {
@@ -231,6 +232,33 @@ json recovery_json(const recovery_record& r) {
           {"experts_reloaded", r.experts}};
 }
 
+json resumption_json(const resumption& r) {
+  return {{"epoch", r.epoch},
+          {"step", r.step},
+          {"responses_kept", r.responses},
+          {"tokens_from_log", r.tokens},
+          {"seconds_lost", r.seconds_lost}};
+}
+
+unit_counts operator-(const unit_counts& all, const unit_counts& before) {
+  return {all.completed - before.completed, all.correct - before.correct,
+          all.scored - before.scored,       all.executed - before.executed,
+          all.called - before.called,       all.failed - before.failed};
+}
+
+void arm_lists::append(arm_lists more) {
+  const auto add = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  add(transitions, more.transitions);
+  add(moves, more.moves);
+  add(leases, more.leases);
+  add(quarantined, more.quarantined);
+  add(lost, more.lost);
+  add(recoveries, more.recoveries);
+  add(resumptions, more.resumptions);
+}
+
 double arm_books::mean_reward() const {
   return rewarded > 0 ? reward_sum / static_cast<double>(rewarded) : 0;
 }
@@ -247,6 +275,9 @@ json arm_books::to_json() const {
     dead.push_back(lost_json(l));
   for (const auto& r : recoveries)
     recovered.push_back(recovery_json(r));
+  json resumed = json::array();
+  for (const auto& r : resumptions)
+    resumed.push_back(resumption_json(r));
   return {{"arm", arm},
           {"world_size", world_size},
           {"floor", floor},
@@ -265,14 +296,15 @@ json arm_books::to_json() const {
           {"quarantined", away},
           {"ranks_lost", dead},
           {"recoveries", recovered},
+          {"resumptions", resumed},
           {"sidecar",
-           {{"completed", units_completed},
-            {"correct", units_correct},
+           {{"completed", units.completed},
+            {"correct", units.correct},
             {"duplicates", units_duplicate},
-            {"scored", units_scored},
-            {"executed", units_executed},
-            {"called", units_called},
-            {"failed", units_failed}}},
+            {"scored", units.scored},
+            {"executed", units.executed},
+            {"called", units.called},
+            {"failed", units.failed}}},
           {"tokens_digest", digests.tokens()},
           {"logprobs_digest", digests.logprobs()}};
 }

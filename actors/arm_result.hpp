@@ -22,6 +22,7 @@ struct rank_ledger {
   /// |sum of the columns - rank_seconds| as a share of rank_seconds.
   double gap() const;
   json to_json() const;
+  FIELDS(rank_ledger, rank_seconds, by_state)
 };
 
 /// Adds up time lines. Errors: internal when one of them has a hole, an overlap, or does not cover
@@ -58,30 +59,60 @@ private:
   std::unique_ptr<hashes> hashes_;
 };
 
-struct arm_books {
-  std::string arm;
-  std::uint32_t world_size = 0;
-  std::uint32_t floor = 0; ///< the smallest group that was allowed
-  residency_kind residency = residency_kind::natural;
-  migrate_kind migrate = migrate_kind::off;
+/// Units of auxiliary work by what became of them.
+struct unit_counts {
+  std::uint64_t completed = 0, correct = 0; ///< queries
+  std::uint64_t scored = 0, executed = 0, called = 0;
+  std::uint64_t failed = 0; ///< of all kinds; they count above, too
+  FIELDS(unit_counts, completed, correct, scored, executed, called, failed)
+};
+unit_counts operator-(const unit_counts& all, const unit_counts& before);
+
+/// The job was taken up again in the middle of a step (or before one: nothing was kept then).
+struct resumption {
+  std::uint32_t epoch = 0, step = 0;
+  std::uint64_t responses = 0; ///< that an earlier try had finished
+  std::uint64_t tokens = 0;    ///< of the others, that the log had
+  double seconds_lost = 0;     ///< by the wall clock, since the step before was over; in no ledger
+  FIELDS(resumption, epoch, step, responses, tokens, seconds_lost)
+};
+
+/// What an arm adds up over its steps.
+struct arm_sums {
   double rollout_seconds = 0;
-  double behind_seconds = 0; ///< of the clock; most that an emulation was late at a rollout's end
   std::uint64_t generated_tokens = 0;
   std::uint64_t responses = 0;
   std::uint64_t truncated_by_guard = 0;
   std::uint64_t rewarded = 0; ///< responses whose answer is known
   double reward_sum = 0;
   rank_ledger ledger;
+  lending_state lending; ///< the newest
+  FIELDS(arm_sums, rollout_seconds, generated_tokens, responses, truncated_by_guard, rewarded,
+         reward_sum, ledger, lending)
+};
+
+/// What it lists.
+struct arm_lists {
   std::vector<transition_record> transitions;
   std::vector<request_moved> moves; ///< whatever became of them
   std::vector<lease_record> leases;
-  lending_state lending;                     ///< the newest
   std::vector<rank_quarantined> quarantined; ///< in the whole job so far
   std::vector<rank_lost> lost;               ///< likewise
   std::vector<recovery_record> recoveries;
-  std::uint64_t units_completed = 0, units_correct = 0, units_duplicate = 0;
-  std::uint64_t units_scored = 0, units_executed = 0, units_called = 0;
-  std::uint64_t units_failed = 0;              ///< of all kinds; they count above, too
+  std::vector<resumption> resumptions;
+  FIELDS(arm_lists, transitions, moves, leases, quarantined, lost, recoveries, resumptions)
+  void append(arm_lists more);
+};
+
+struct arm_books : arm_sums, arm_lists {
+  std::string arm;
+  std::uint32_t world_size = 0;
+  std::uint32_t floor = 0; ///< the smallest group that was allowed
+  residency_kind residency = residency_kind::natural;
+  migrate_kind migrate = migrate_kind::off;
+  double behind_seconds = 0; ///< of the clock; most that an emulation was late at a rollout's end
+  unit_counts units;
+  std::uint64_t units_duplicate = 0;
   std::map<response_key, kept_response> epoch; ///< the running one
   std::uint32_t epochs = 0;                    ///< that are over
   response_digests digests;                    ///< of those
@@ -104,6 +135,7 @@ json lost_json(const rank_lost& l);
 /// The stall is the time in which the group decoded nothing: the silence that was waited for, and
 /// the recovery.
 json recovery_json(const recovery_record& r);
+json resumption_json(const resumption& r);
 /// `from`: the rank that gave the request away.
 json move_json(const request_moved& m, rank_id from);
 

@@ -107,7 +107,9 @@ struct runtime_settings {
   std::uint32_t deadline_ms = 10000; ///< for one transition
   std::uint32_t start_ms = 60000;    ///< for all ranks to join
   std::uint32_t exchange_ms = 30000; ///< for one collective exchange of a step
-  FIELDS(runtime_settings, heartbeat_ms, failure_ms, deadline_ms, start_ms, exchange_ms)
+  std::uint32_t max_restarts = 3;    ///< of all ranks, where the others cannot go on by themselves
+  FIELDS(runtime_settings, heartbeat_ms, failure_ms, deadline_ms, start_ms, exchange_ms,
+         max_restarts)
 };
 
 struct output_settings {
@@ -154,9 +156,10 @@ struct job {
   std::string workload_epoch;      ///< its name in `workload`
   std::vector<std::string> faults; ///< on purpose; parse_fault reads them
   double hold_seconds = 0;         ///< the joined world stays idle so long before the first arm
+  std::uint64_t term = 1; ///< grows whenever the job is taken up again from what is on disk
   FIELDS(job, out_dir, world_size, models, prompts, history, history_epochs, arms, epochs, steps, n,
          prompts_per_step, rollout, ep, guard, kv, sidecar, transport, runtime, output, device,
-         emulation, workload, workload_epoch, faults, hold_seconds)
+         emulation, workload, workload_epoch, faults, hold_seconds, term)
 };
 
 /// What one rank process is started with. File descriptors are inherited; -1 means: not given.

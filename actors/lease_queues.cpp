@@ -27,12 +27,20 @@ std::vector<std::string> shell(const std::string& text) {
   return {"/bin/sh", "-c", text};
 }
 
-/// The unit of a result line, if it is one.
-std::optional<std::uint64_t> unit_of(const std::string& line) {
+struct result_line {
+  std::uint64_t unit = 0;
+  bool correct = false, failed = false;
+};
+
+/// What a result line says, if it is one.
+std::optional<result_line> read_result(const std::string& line) {
   const auto parsed = json::parse(line, nullptr, false);
   if (!parsed.is_object() || !parsed.contains("unit") || !parsed["unit"].is_number_unsigned())
     return {};
-  return parsed["unit"].get<std::uint64_t>();
+  const auto correct = parsed.find("correct");
+  return result_line{parsed["unit"].get<std::uint64_t>(),
+                     correct != parsed.end() && correct->is_boolean() && correct->get<bool>(),
+                     parsed.contains("error")};
 }
 
 } // namespace
@@ -126,12 +134,32 @@ result<void> lease_queues::open_file(work_kind kind, const char* name,
   auto file = durable_file::open(task_->out_dir + "/" + name);
   if (!file) return tl::unexpected(file.error());
   auto& q = of(kind);
-  std::istringstream earlier(file->earlier());
+  std::istringstream earlier(file->take_earlier());
   for (std::string line; std::getline(earlier, line);)
-    if (const auto unit = unit_of(line)) q.kept.insert(*unit);
+    if (const auto done = read_result(line); done && q.kept.insert(done->unit).second)
+      count(kind, done->correct, done->failed);
   q.file = std::move(*file);
   q.served = served;
   return {};
+}
+
+void lease_queues::count(work_kind kind, bool correct, bool failed) {
+  switch (kind) {
+  case work_kind::generate:
+    ++counts_.completed;
+    counts_.correct += correct ? 1 : 0;
+    break;
+  case work_kind::score:
+    ++counts_.scored;
+    break;
+  case work_kind::exec:
+    ++counts_.executed;
+    break;
+  case work_kind::callback:
+    ++counts_.called;
+    break;
+  }
+  counts_.failed += failed ? 1 : 0;
 }
 
 std::vector<work_unit> lease_queues::units() const {
@@ -250,21 +278,19 @@ std::optional<std::string> lease_queues::line_of(const work_result& done, const 
   return {};
 }
 
-result<std::optional<lease_queues::outcome>> lease_queues::keep(const work_result& done,
-                                                                const fence& stamp) {
-  outcome out;
-  out.kind = kind_of_unit(done.unit);
-  if (queue_of(out.kind) >= queues_.size() || !of(out.kind).file) return std::nullopt;
-  auto& q = of(out.kind);
+result<bool> lease_queues::keep(const work_result& done, const fence& stamp) {
+  const auto kind = kind_of_unit(done.unit);
+  if (queue_of(kind) >= queues_.size() || !of(kind).file) return false;
+  auto& q = of(kind);
   const auto place = index_of_unit(done.unit);
-  if (q.kept.count(place) != 0) return out;
-  const auto line = line_of(done, stamp, out.correct);
-  if (!line) return std::nullopt;
+  if (q.kept.count(place) != 0) return true;
+  bool correct = false;
+  const auto line = line_of(done, stamp, correct);
+  if (!line) return false;
   if (auto r = q.file->append(*line); !r) return tl::unexpected(r.error());
   q.kept.insert(place);
-  out.fresh = true;
-  out.failed = !done.error.empty();
-  return out;
+  count(kind, correct, !done.error.empty());
+  return true;
 }
 
 result<void> lease_queues::sync() {
@@ -283,9 +309,9 @@ result<std::uint64_t> lease_queues::duplicates() const {
     std::set<std::uint64_t> seen;
     std::istringstream lines(*text);
     for (std::string line; std::getline(lines, line);) {
-      const auto unit = unit_of(line);
-      if (!unit) return fail(error_code::internal, "a torn line in " + q.file->path());
-      found += seen.insert(*unit).second ? 0 : 1;
+      const auto done = read_result(line);
+      if (!done) return fail(error_code::internal, "a torn line in " + q.file->path());
+      found += seen.insert(done->unit).second ? 0 : 1;
     }
   }
   return found;

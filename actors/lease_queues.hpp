@@ -27,12 +27,6 @@ public:
     std::string prompt_id;
     std::uint32_t sample = 0;
   };
-  struct outcome {
-    work_kind kind = work_kind::generate;
-    bool fresh = false; ///< not kept before
-    bool correct = false;
-    bool failed = false; ///< its result is why there is none
-  };
   /// Reads queries, commands and earlier results. Errors: bad_input, io.
   static result<lease_queues> open(const job& task);
 
@@ -42,8 +36,10 @@ public:
   /// scored, or this one has its score.
   std::optional<work_unit> score(scored_response who, const std::vector<token_id>& prompt,
                                  const std::vector<token_id>& response, const std::string& model);
-  /// Makes a result durable. None for a unit that was never queued. Errors: io.
-  result<std::optional<outcome>> keep(const work_result& done, const fence& stamp);
+  /// Makes a result durable; false for a unit that was never queued. Errors: io.
+  result<bool> keep(const work_result& done, const fence& stamp);
+  /// Units that have their result, those of earlier tries of the job included.
+  const unit_counts& counts() const { return counts_; }
   /// Waits for the disk. Errors: io.
   result<void> sync();
   /// Lines of a unit that has a line already, over all files, read back from them: what a user of
@@ -62,6 +58,7 @@ private:
   queue& of(work_kind kind) { return queues_[queue_of(kind)]; }
   const queue& of(work_kind kind) const { return queues_[queue_of(kind)]; }
   std::vector<work_unit> units() const;
+  void count(work_kind kind, bool correct, bool failed);
   std::optional<std::string> line_of(const work_result& done, const fence& stamp, bool& correct);
 
   const job* task_;
@@ -69,6 +66,7 @@ private:
   std::vector<std::vector<std::string>> commands_;
   std::vector<std::string> inputs_;                 ///< of callbacks
   std::map<std::uint64_t, scored_response> scored_; ///< by place, queued and not kept
+  unit_counts counts_;
   std::array<queue, queue_of(enum_max(work_kind{})) + 1> queues_;
 };
 

@@ -33,6 +33,8 @@ namespace {
 constexpr int status_done = 0, status_failed = 1, status_bad_input = 2, status_lost_rank = 3;
 constexpr microseconds tick_every{100'000};
 constexpr microseconds bulk_fetch_deadline{5'000'000};
+/// There are many emulated ranks on few cores, and without one all must start again.
+constexpr microseconds emulated_silence_max{10'000'000};
 
 std::atomic<bool> interrupted{false};
 
@@ -113,7 +115,9 @@ private:
   std::unique_ptr<trainer> trainer_;
   std::promise<std::string> ended_; ///< the reason of the planner's stop
   std::atomic<bool> end_seen_{false};
-  std::atomic<bool> out_of_job_{false}; ///< declared dead; the others have gone on
+  enum class lost_contact { none, self, planner };
+  /// self: declared dead, and the others have gone on; planner: nothing was heard from it.
+  std::atomic<lost_contact> lost_{lost_contact::none};
 };
 
 result<void> node::start() {
@@ -128,16 +132,20 @@ result<void> node::start() {
   if (auto r = start_engine(); !r) return r;
   if (worker_) worker_->wait_loaded(milliseconds(task_.runtime.start_ms));
   if (self_ == rank_id(0)) {
-    const auto began = std::chrono::steady_clock::now().time_since_epoch();
-    auto events =
-        event_stream::open(task_.out_dir + "/events.jsonl", options_.events_fd,
-                           booked(task_, std::chrono::duration_cast<microseconds>(began)));
+    auto books = step_books::open(task_.out_dir + "/books.jsonl");
+    if (!books) return tl::unexpected(books.error());
+    const auto began =
+        std::chrono::duration_cast<microseconds>(
+            std::chrono::steady_clock::now().time_since_epoch())
+        - microseconds(static_cast<std::int64_t>(books->seconds_since_first() * 1e6));
+    auto events = event_stream::open(task_.out_dir + "/events.jsonl", options_.events_fd,
+                                     booked(task_, began));
     if (!events) return tl::unexpected(events.error());
     events_.emplace(std::move(*events));
     auto capacities = kv_capacities(task_, engine_->facts());
     if (!capacities) return tl::unexpected(capacities.error());
     capacities_ = std::move(*capacities);
-    auto t = trainer::make(task_, *events_,
+    auto t = trainer::make(task_, *events_, std::move(*books),
                            {[this](envelope e) { router_.post(std::move(e)); },
                             engine_->facts().vocabulary, capacities_, &interrupted, &behind_});
     if (!t) return tl::unexpected(t.error());
@@ -282,7 +290,7 @@ result<void> node::start_engine() {
   auto log = step_log::open(task_.out_dir + "/steps.csv");
   if (!log) return tl::unexpected(log.error());
   steps_.emplace(std::move(*log));
-  if (self_ == rank_id(0)) steps_->begin();
+  if (self_ == rank_id(0) && task_.term == 1) steps_->begin();
   around.step_done = [this](step_record r) {
     if (is_emulated(task_)) r.seconds /= task_.emulation.time_scale;
     steps_->add(r);
@@ -302,12 +310,12 @@ void node::spawn_machines() {
   actor_config_.set("scheduler.max-threads", 1);
   actors_ = std::make_unique<caf::actor_system>(actor_config_);
   const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
-  const fence stamp{term_id(1), epoch_id(1), weights_id(1)};
+  const fence stamp{term_id(task_.term), epoch_id(1), weights_id(1)};
 
   router_.attach(role_kind::engine, [this](const envelope& e) {
     const auto* end = std::get_if<stop>(&e.body);
     const auto* lost = std::get_if<member_lost>(&e.body);
-    if (lost) out_of_job_ = true;
+    if (lost) lost_ = lost->rank == self_ ? lost_contact::self : lost_contact::planner;
     if ((end || lost) && !end_seen_.exchange(true))
       ended_.set_value(end ? end->reason : lost->reason);
     engine_->push(e);
@@ -322,9 +330,10 @@ void node::spawn_machines() {
   rank.incarnation = incarnation_;
   rank.heartbeat = milliseconds(task_.runtime.heartbeat_ms);
   rank.handoff.copy_max = milliseconds(task_.runtime.deadline_ms);
-  // The planner's process has the most to do, and nobody takes its place.
+  // The planner's process has the most to do, and without it all ranks must start again.
+  const auto patience = is_emulated(task_) ? emulated_silence_max : microseconds{0};
   rank.planner_silence_max =
-      std::max(milliseconds(task_.runtime.failure_ms), rank.planner_silence_max);
+      std::max(2 * milliseconds(task_.runtime.failure_ms) + microseconds{1'000'000}, patience);
   auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
     spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
     router_.attach(role, spawned_.back());
@@ -360,7 +369,7 @@ void node::spawn_worker() {
 
 void node::spawn_planner_machines() {
   const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
-  const fence stamp{term_id(1), epoch_id(1), weights_id(1)};
+  const fence stamp{term_id(task_.term), epoch_id(1), weights_id(1)};
   auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
     spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
     router_.attach(role, spawned_.back());
@@ -369,8 +378,6 @@ void node::spawn_planner_machines() {
   membership.self = self_;
   membership.world_size = task_.world_size;
   membership.silence_max = milliseconds(task_.runtime.failure_ms);
-  // There are many emulated ranks on few cores, and a lost one ends the job.
-  constexpr microseconds emulated_silence_max{10'000'000};
   if (is_emulated(task_))
     membership.silence_max = std::max(membership.silence_max, emulated_silence_max);
   membership.first_max = milliseconds(task_.runtime.start_ms); // Others may still load the model.
@@ -409,10 +416,12 @@ result<void> node::run() {
   constexpr int patience_polls = 20; ///< SIGTERM reaches rank 0, too; it stops everybody
   for (int polls_left = patience_polls; polls_left > 0;) {
     if (ended.wait_for(poll_every) == std::future_status::ready) {
-      if (out_of_job_)
+      if (lost_ == lost_contact::self)
         return fail(error_code::peer_lost, ended.get()
                                                + ", so it was declared lost; the others "
                                                  "have gone on without it, and this process ends");
+      if (lost_ == lost_contact::planner)
+        return fail(error_code::peer_lost, ended.get() + "; this process ends");
       link_->flush(microseconds{1'000'000});
       return {};
     }

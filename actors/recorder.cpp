@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -36,6 +37,27 @@ void append_numbers(std::string& out, const char* name, const std::vector<T>& nu
   out += ']';
 }
 
+template <class T>
+bool read_numbers(std::string_view line, const char* name, std::vector<T>& numbers) {
+  const auto head = std::string(",\"") + name + "\":[";
+  const auto begin = line.rfind(head);
+  if (begin == std::string_view::npos) return false;
+  line.remove_prefix(begin + head.size());
+  numbers.clear();
+  while (!line.empty() && line.front() != ']') {
+    if (!numbers.empty()) {
+      if (line.front() != ',') return false;
+      line.remove_prefix(1);
+    }
+    T number{};
+    const auto read = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (read.ec != std::errc{}) return false;
+    numbers.push_back(number);
+    line.remove_prefix(static_cast<std::size_t>(read.ptr - line.data()));
+  }
+  return !line.empty();
+}
+
 } // namespace
 
 void append_list(std::string& out, const char* name, const std::vector<token_id>& numbers) {
@@ -44,6 +66,30 @@ void append_list(std::string& out, const char* name, const std::vector<token_id>
 
 void append_list(std::string& out, const char* name, const std::vector<float>& numbers) {
   append_numbers(out, name, numbers);
+}
+
+bool read_list(std::string_view line, const char* name, std::vector<token_id>& numbers) {
+  return read_numbers(line, name, numbers);
+}
+
+bool read_list(std::string_view line, const char* name, std::vector<float>& numbers) {
+  return read_numbers(line, name, numbers);
+}
+
+result<void> write_whole_file(const std::string& path, const std::string& content) {
+  const auto part = path + ".part";
+  const int fd = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  std::size_t done = 0;
+  while (fd >= 0 && done < content.size()) {
+    const auto size = ::write(fd, content.data() + done, content.size() - done);
+    if (size <= 0) break;
+    done += static_cast<std::size_t>(size);
+  }
+  const bool whole = fd >= 0 && done == content.size() && ::fsync(fd) == 0;
+  if (fd >= 0) ::close(fd);
+  if (whole && std::rename(part.c_str(), path.c_str()) == 0) return {};
+  ::unlink(part.c_str());
+  return fail(error_code::io, path + ": cannot be written; is the disk full?");
 }
 
 std::size_t whole_lines(std::string_view bytes) {

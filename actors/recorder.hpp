@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace adafloor {
@@ -19,6 +20,14 @@ std::size_t whole_lines(std::string_view bytes);
 /// finite as null): ten times as fast as a JSON tree, and the group may be waiting for the answer.
 void append_list(std::string& out, const char* name, const std::vector<token_id>& numbers);
 void append_list(std::string& out, const char* name, const std::vector<float>& numbers);
+
+/// Reads the last such list of a line, with the bits that were written. False if it is not there,
+/// or a number of it is none; null is not a number, either.
+bool read_list(std::string_view line, const char* name, std::vector<token_id>& numbers);
+bool read_list(std::string_view line, const char* name, std::vector<float>& numbers);
+
+/// Replaces `path` in one go: a reader sees the old content or the new, never a part. Errors: io.
+result<void> write_whole_file(const std::string& path, const std::string& content);
 
 class durable_file {
 public:
@@ -36,8 +45,8 @@ public:
   /// Waits until the disk has everything.
   result<void> sync();
   const std::string& path() const { return path_; }
-  /// What the file held when it was opened, whole records only.
-  const std::string& earlier() const { return earlier_; }
+  /// What the file held when it was opened, whole records only; a second call finds nothing.
+  std::string take_earlier() { return std::exchange(earlier_, {}); }
 
 private:
   durable_file() = default;

@@ -95,6 +95,7 @@ logged_rollout finish(reading r) {
 result<token_log> token_log::open(const std::string& path) {
   auto file = durable_file::open(path, whole_records);
   if (!file) return tl::unexpected(file.error());
+  file->take_earlier(); // Only whoever takes a job up again reads it: read_token_log.
   return token_log(std::move(*file));
 }
 
@@ -123,7 +124,8 @@ result<void> token_log::append(const envelope& batch) {
   return file_.append_record(framed(batch));
 }
 
-result<std::map<rollout_id, logged_rollout>> read_token_log(const std::string& path) {
+result<std::map<rollout_id, logged_rollout>> read_token_log(const std::string& path,
+                                                            std::optional<rollout_id> only) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return fail(error_code::io, path + ": cannot be read; is it there?");
   const std::string bytes(std::istreambuf_iterator<char>(file), {});
@@ -133,11 +135,13 @@ result<std::map<rollout_id, logged_rollout>> read_token_log(const std::string& p
   while (const auto record = take_record(&left)) {
     const auto e = decode(*record);
     if (!e) return bad_input(path + ": a record is no message; was it written by another version?");
-    if (const auto* part = std::get_if<admit_requests>(&e->body))
-      take(readings[part->rollout], e->to.rank, *part);
-    else if (const auto* batch = std::get_if<token_batch>(&e->body))
+    if (const auto* part = std::get_if<admit_requests>(&e->body)) {
+      if (!only || *only == part->rollout) take(readings[part->rollout], e->to.rank, *part);
+    } else if (const auto* batch = std::get_if<token_batch>(&e->body)) {
+      if (only && *only != batch->rollout) continue;
       if (auto ok = take(readings[batch->rollout], *batch, path); !ok)
         return tl::unexpected(ok.error());
+    }
   }
   std::map<rollout_id, logged_rollout> rollouts;
   for (auto& [id, r] : readings)

@@ -7,6 +7,7 @@
 #include "messages/catalog.hpp"
 
 #include <map>
+#include <optional>
 #include <vector>
 
 namespace adafloor {
@@ -38,9 +39,10 @@ struct logged_response {
 };
 using logged_rollout = std::map<request_id, logged_response>;
 
-/// Reads a log, the torn end of a crashed writer left out. Batches may stand there twice and in any
-/// order. Errors: io when it cannot be read; bad_input for tokens of a request that no rollout
-/// has, or that differ from what another batch says.
-result<std::map<rollout_id, logged_rollout>> read_token_log(const std::string& path);
+/// Reads a log, or one rollout of it; the torn end of a crashed writer is left out. Batches may
+/// stand there twice and in any order. Errors: io when it cannot be read; bad_input for tokens of a
+/// request that no rollout has, or that differ from what another batch says.
+result<std::map<rollout_id, logged_rollout>>
+read_token_log(const std::string& path, std::optional<rollout_id> only = std::nullopt);
 
 } // namespace adafloor

@@ -16,12 +16,12 @@ constexpr microseconds poll_every{100'000}; ///< for interruption while no messa
 
 } // namespace
 
-trainer::trainer(const job& task, event_stream& events, surroundings around)
-  : task_(task), events_(events), around_(std::move(around)) {}
+trainer::trainer(const job& task, event_stream& events, step_books books, surroundings around)
+  : task_(task), events_(events), around_(std::move(around)), steps_over_(std::move(books)) {}
 
 result<std::unique_ptr<trainer>> trainer::make(const job& task, event_stream& events,
-                                               surroundings around) {
-  std::unique_ptr<trainer> t(new trainer(task, events, std::move(around)));
+                                               step_books books, surroundings around) {
+  std::unique_ptr<trainer> t(new trainer(task, events, std::move(books), std::move(around)));
   if (auto r = t->load(); !r) return tl::unexpected(r.error());
   return t;
 }
@@ -47,46 +47,54 @@ result<void> trainer::run() {
     tell(role_kind::trainer, role_kind::broker, std::move(message));
   const auto held_until = now() + microseconds(static_cast<std::int64_t>(task_.hold_seconds * 1e6));
   if (auto r = pump_until([&] { return now() >= held_until; }, microseconds::max()); !r) return r;
-  for (const auto& arm : task_.arms)
-    if (auto r = run_arm(arm); !r) return r;
+  for (std::uint32_t arm = 0; arm < task_.arms.size(); ++arm)
+    if (!is_past(arm))
+      if (auto r = run_arm(arm); !r) return r;
   compare_work();
   events_.emit("done", json::object());
   return {};
 }
 
-result<void> trainer::run_arm(const std::string& arm) {
-  books_ = {};
-  books_.arm = arm;
-  books_.world_size = task_.world_size;
-  books_.quarantined = quarantined_;
-  books_.lost = lost_;
-  const auto options = arm_options(task_, arm, around_.capacities);
-  if (!options) return tl::unexpected(options.error());
-  books_.floor = arm == "vanilla" ? task_.world_size : task_.ep.floor;
-  books_.residency = options->residency;
-  books_.migrate = options->migrate;
-  events_.emit("arm_begin", {{"arm", arm}, {"seconds", events_.seconds(booked(task_, now()))}});
+const std::string& trainer::policy_of(std::uint32_t epoch) const {
+  return task_.models[std::min<std::size_t>(epoch, task_.models.size() - 1)];
+}
+
+result<void> trainer::run_epoch(std::uint32_t arm, std::uint32_t epoch, finished_arm& past) {
+  const auto plan = plan_rollouts(task_, books_.arm, prompts_, history_, around_.capacities);
+  if (!plan) return tl::unexpected(plan.error());
+  for (std::uint32_t s = 0; s < plan->size(); ++s) {
+    const job_point at{arm, epoch, s};
+    if (is_over(at)) {
+      if (auto r = take_kept(at, (*plan)[s]); !r) return r;
+      continue;
+    }
+    if (auto r = load_policy(policy_of(epoch)); !r) return r;
+    if (auto r = run_step(at, (*plan)[s]); !r) return r;
+  }
+  learn_lengths(books_.epoch);
+  if (task_.guard.enabled) remember_epoch(past, *plan);
+  return {};
+}
+
+result<void> trainer::run_arm(std::uint32_t number) {
+  if (auto r = open_books(number); !r) return r;
   const auto history_before = history_;
-  finished_arm past{arm, {}, {}, 0};
-  const auto last = static_cast<std::uint32_t>(task_.models.size() - 1);
+  finished_arm past{books_.arm, {}, {}, 0};
   for (std::uint32_t epoch = 0; epoch < task_.epochs; ++epoch) {
-    if (auto r = load_policy(task_.models[std::min(epoch, last)]); !r) return r;
-    const auto plan = plan_rollouts(task_, arm, prompts_, history_, around_.capacities);
-    if (!plan) return tl::unexpected(plan.error());
-    for (std::uint32_t s = 0; s < plan->size(); ++s)
-      if (auto r = run_step(arm, (*plan)[s], s); !r) return r;
-    learn_lengths(books_.epoch);
-    if (task_.guard.enabled) remember_epoch(past, *plan);
+    if (auto r = run_epoch(number, epoch, past); !r) return r;
     books_.end_epoch(prompts_);
   }
   history_ = history_before; // Each arm starts from what was known before the run.
-  const auto duplicates = lent_->duplicates();
-  if (!duplicates) return tl::unexpected(duplicates.error());
-  books_.units_duplicate = *duplicates;
-  books_.behind_seconds = seconds_of(around_.behind->load());
-  events_.emit("arm_end", {{"result", books_.to_json()}});
   past.truncated_by_guard = books_.truncated_by_guard;
   finished_.push_back(std::move(past));
+  if (is_over({number, task_.epochs, 0})) return {}; // Its result was told by the earlier try.
+  const auto duplicates = lent_->duplicates();
+  if (!duplicates) return tl::unexpected(duplicates.error());
+  books_.units = lent_->counts() - units_before_;
+  books_.units_duplicate = *duplicates;
+  books_.behind_seconds = seconds_of(around_.behind->load());
+  books_.append(std::move(recent_));
+  events_.emit("arm_end", {{"number", number}, {"result", books_.to_json()}});
   return {};
 }
 
@@ -154,7 +162,9 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
     for (std::uint32_t sample = 0; sample < task_.n; ++sample) {
       const auto& p = plan.prompts[i];
       rollout_request r;
-      r.id = request_id(out.requests.size());
+      r.id = request_id(step_->keys.size());
+      step_->keys.emplace_back(p.prompt, sample);
+      if (step_->kept.count(step_->keys.back()) != 0) continue;
       r.random_key = sample_key(how.seed + pass, prompts_[p.prompt].id, sample);
       r.prompt = prompts_[p.prompt].tokens;
       r.max_tokens = step_->cap;
@@ -165,32 +175,37 @@ begin_rollout trainer::make_rollout(const rollout_step& plan) {
       out.requests.push_back(std::move(r));
       out.homes.push_back(p.home);
       out.rules.prompts.push_back(i);
-      step_->keys.emplace_back(p.prompt, sample);
     }
   return out;
 }
 
-result<void> trainer::run_step(const std::string& arm, const rollout_step& plan,
-                               std::uint32_t number) {
+result<void> trainer::run_step(const job_point& at, const rollout_step& plan) {
+  at_ = at;
   step_.emplace();
-  step_->rollout = rollout_id(++rollouts_);
-  step_->number = number;
+  step_->rollout = rollout_id(rollouts_ + 1);
+  step_->number = at.step;
   step_->group_size = task_.world_size;
-  auto order = make_rollout(plan);
+  auto order = earlier_ ? take_up(at, plan) : result<begin_rollout>(make_rollout(plan));
+  if (!order) return tl::unexpected(order.error());
   json exits = json::array();
   for (const auto& x : plan.exits)
     exits.push_back({{"at", x.at}, {"to", x.to}});
-  events_.emit("step_begin", {{"arm", arm},
-                              {"step", number},
+  events_.emit("step_begin", {{"arm", books_.arm},
+                              {"step", at.step},
                               {"rollout", step_->rollout.value},
                               {"prompts", plan.prompts.size()},
-                              {"responses", order.requests.size()},
+                              {"responses", step_->keys.size()},
                               {"floor", plan.floor},
                               {"exits", exits},
                               {"tail", plan.predicted_tail}});
+  if (order->requests.empty()) { // Only the end of the step was missing.
+    step_->done.emplace();
+    step_->done->began_at = step_->done->ended_at = booked(task_, now());
+    return close_step();
+  }
   if (tokens_file_)
-    if (auto r = tokens_file_->begin(order); !r) return r;
-  tell(role_kind::trainer, role_kind::planner, std::move(order));
+    if (auto r = tokens_file_->begin(*order); !r) return r;
+  tell(role_kind::trainer, role_kind::planner, std::move(*order));
   const auto done = [&] { return step_->done || step_->failed; };
   if (auto r = pump_until(done, microseconds::max()); !r) return r;
   if (step_->failed)
@@ -250,8 +265,18 @@ result<void> trainer::close_step() {
     reward += reward_of(key, r);
   }
   const auto seconds = seconds_of(done.ended_at - done.began_at);
-  books_.transitions.insert(books_.transitions.end(), done.transitions.begin(),
-                            done.transitions.end());
+  auto& changes = recent_.transitions;
+  changes.insert(changes.end(), done.transitions.begin(), done.transitions.end());
+  books_.rollout_seconds += seconds;
+  books_.generated_tokens += step_->tokens;
+  books_.responses += step_->kept.size();
+  books_.rewarded += rewarded;
+  books_.reward_sum += reward;
+  books_.ledger.add(*ledger);
+  for (const auto& [key, r] : step_->kept)
+    books_.truncated_by_guard += r.stop == finish_reason::guard ? 1 : 0;
+  ++rollouts_;
+  if (auto r = write_books({at_.arm, at_.epoch, at_.step + 1}); !r) return r;
   for (const auto& [rank, report] : step_->reports)
     for (const auto& i : report.intervals)
       events_.emit("interval", {{"arm", books_.arm},
@@ -269,14 +294,6 @@ result<void> trainer::close_step() {
                 {"mean_reward", rewarded > 0 ? json(reward / double(rewarded)) : json()},
                 {"aborted_transitions", done.aborted_transitions},
                 {"ledger", ledger->to_json()}});
-  books_.rollout_seconds += seconds;
-  books_.generated_tokens += step_->tokens;
-  books_.responses += step_->kept.size();
-  books_.rewarded += rewarded;
-  books_.reward_sum += reward;
-  books_.ledger.add(*ledger);
-  for (const auto& [key, r] : step_->kept)
-    books_.truncated_by_guard += r.stop == finish_reason::guard ? 1 : 0;
   books_.epoch.merge(step_->kept);
   step_.reset();
   constexpr double gap_max = 0.001;

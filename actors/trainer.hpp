@@ -11,6 +11,7 @@
 #include "actors/recorder.hpp"
 #include "actors/replay.hpp"
 #include "actors/rollout_plan.hpp"
+#include "actors/step_books.hpp"
 #include "actors/token_log.hpp"
 #include "messages/catalog.hpp"
 #include "planner/plan/history.hpp"
@@ -34,9 +35,10 @@ public:
     const std::atomic<bool>* interrupted = nullptr;
     const std::atomic<microseconds>* behind = nullptr; ///< see engine_surroundings
   };
-  /// Reads prompts, queries and history. Errors: bad_input, io.
+  /// Reads prompts, queries and history, and what an earlier try of the job left if `books` has any
+  /// of it. Errors: bad_input, io.
   static result<std::unique_ptr<trainer>> make(const job& task, event_stream& events,
-                                               surroundings around);
+                                               step_books books, surroundings around);
 
   /// An envelope for trainer or recorder. Any thread.
   void push(const envelope& e);
@@ -63,15 +65,45 @@ private:
     std::uint32_t group_size = 0; ///< ranks, as last reported
   };
 
-  trainer(const job& task, event_stream& events, surroundings around);
+  /// What an earlier try of the job left; forgotten when its next step begins.
+  struct earlier_try {
+    job_point next; ///< all before it is over
+    std::map<job_point, std::map<response_key, kept_response>> responses;
+    logged_rollout tokens; ///< of `next`: what its unfinished responses have
+  };
+
+  trainer(const job& task, event_stream& events, step_books books, surroundings around);
   result<void> load();
   result<void> check_budget() const;
   result<void> load_work();
-  result<void> run_arm(const std::string& arm);
+  result<void> run_arm(std::uint32_t number);
+  /// The plans of an epoch, and its steps that are not over.
+  result<void> run_epoch(std::uint32_t arm, std::uint32_t epoch, finished_arm& past);
   result<void> load_policy(const std::string& dir);
-  result<void> run_step(const std::string& arm, const rollout_step& plan, std::uint32_t number);
-  /// A policy that serves another epoch draws anew: the seed grows with each pass.
+  /// Folder of the policy that serves an epoch.
+  const std::string& policy_of(std::uint32_t epoch) const;
+  result<void> run_step(const job_point& at, const rollout_step& plan);
+  /// Without those that are kept. A policy that serves another epoch draws anew: the seed grows
+  /// with each pass.
   begin_rollout make_rollout(const rollout_step& plan);
+
+  // trainer_resume.cpp
+  result<void> load_earlier();
+  result<void> load_earlier_responses();
+  /// The earlier try was through with it.
+  bool is_over(const job_point& at) const { return earlier_ && at < earlier_->next; }
+  /// Nobody needs what the earlier try did in this arm.
+  bool is_past(std::uint32_t arm) const;
+  /// The arm begins, or goes on, in the books.
+  result<void> open_books(std::uint32_t arm);
+  /// A step that is over, with its responses as they were kept. Errors: bad_input if one is not
+  /// there.
+  result<void> take_kept(const job_point& at, const rollout_step& plan);
+  /// Makes the order for a step that may have begun in the earlier try, and tells of it.
+  result<begin_rollout> take_up(const job_point& at, const rollout_step& plan);
+  /// Writes down that all before `next` is over.
+  result<void> write_books(const job_point& next);
+
   result<void> sync_files();
   /// False, and disk_error_ is set, when it failed.
   bool on_disk(const result<void>& done);
@@ -82,7 +114,7 @@ private:
   void compare_work();
   void learn_lengths(const std::map<response_key, kept_response>& responses);
   /// A response that is kept is work for whoever scores it.
-  void queue_score(const response_key& key, const kept_response& r);
+  void queue_score(const job_point& at, const response_key& key, const kept_response& r);
   finish_reason reason_of_limit(const response_key& key) const;
   transition_record in_books(transition_record t) const;
   double reward_of(const response_key& key, const kept_response& r) const;
@@ -119,6 +151,8 @@ private:
   std::vector<prompt> prompts_;
   std::vector<std::vector<std::int32_t>> recorded_; ///< of a replay: lengths by prompt and sample
   length_history history_;
+  step_books steps_over_;
+  std::optional<earlier_try> earlier_;
   std::optional<durable_file> responses_file_;
   std::optional<lease_queues> lent_;
   std::vector<rank_quarantined> quarantined_; ///< for the rest of the job
@@ -130,14 +164,17 @@ private:
   std::condition_variable wake_;
   std::deque<envelope> queue_;
 
-  std::uint64_t rollouts_ = 0;
+  std::uint64_t rollouts_ = 0; ///< that are over
   std::uint64_t policies_ = 0;
   std::string policy_dir_;
   std::optional<weights_updated> updated_;
   std::optional<weights_refused> refused_;
   bool world_stopped_ = false;
   std::optional<running_step> step_;
+  job_point at_; ///< the step that runs
   arm_books books_;
+  arm_lists recent_;         ///< added to the arm since its books were written down
+  unit_counts units_before_; ///< when the arm began
   std::vector<finished_arm> finished_;
 };
 

@@ -1,4 +1,5 @@
 // The trainer's input: files at the start, messages while the job runs.
+#include "actors/response_log.hpp"
 #include "actors/trainer.hpp"
 #include "gpu/engine.hpp"
 
@@ -58,7 +59,7 @@ result<void> trainer::load() {
   auto lent = lease_queues::open(task_);
   if (!lent) return tl::unexpected(lent.error());
   lent_ = std::move(*lent);
-  return {};
+  return load_earlier();
 }
 
 /// The prompts; for a replay with the lengths of their responses.
@@ -94,19 +95,13 @@ void trainer::on(const response& m, const envelope&) {
   // The engine knows only the limit that it was given; here it is known who set it.
   const auto stop = m.stop == finish_reason::length ? reason_of_limit(key) : m.stop;
   if (step_->kept.count(key) == 0) {
-    const json head{{"arm", books_.arm},     {"epoch", books_.epochs},
-                    {"step", step_->number}, {"prompt_id", prompts_[key.first].id},
-                    {"sample", key.second},  {"stop", name_of(stop)}};
-    auto line = head.dump();
-    line.pop_back();
-    append_list(line, "tokens", m.tokens);
-    append_list(line, "logprobs", m.logprobs);
-    if (!on_disk(responses_file_->append(line + '}'))) return;
+    kept_response r{m.tokens, m.logprobs, stop};
+    const response_head head{at_, books_.arm, prompts_[key.first].id, key.second};
+    if (!on_disk(responses_file_->append(response_line(head, r)))) return;
     const auto& policy = task_.output.fsync;
     if ((policy == "response" || policy == "batch") && !on_disk(responses_file_->sync())) return;
-    step_->kept[key] = {m.tokens, m.logprobs, stop};
     step_->tokens += m.tokens.size();
-    queue_score(key, step_->kept[key]);
+    queue_score(at_, key, step_->kept[key] = std::move(r));
     tell_progress();
   }
   tell(role_kind::recorder, role_kind::planner, response_kept{m.rollout, m.request});
@@ -174,34 +169,13 @@ void trainer::on(const rollout_failed& m, const envelope&) {
 void trainer::on(const work_result& m, const envelope& e) {
   const auto kept = lent_->keep(m, e.stamp);
   if (!kept) disk_error_ = kept.error();
-  if (!kept || !*kept) return;
-  if (const auto& done = **kept; done.fresh) {
-    switch (done.kind) {
-    case work_kind::generate:
-      ++books_.units_completed;
-      books_.units_correct += done.correct ? 1 : 0;
-      break;
-    case work_kind::score:
-      ++books_.units_scored;
-      break;
-    case work_kind::exec:
-      ++books_.units_executed;
-      break;
-    case work_kind::callback:
-      ++books_.units_called;
-      break;
-    }
-    books_.units_failed += done.failed ? 1 : 0;
-  }
-  tell(role_kind::recorder, role_kind::broker, work_kept{m.lease, m.unit});
+  if (kept && *kept) tell(role_kind::recorder, role_kind::broker, work_kept{m.lease, m.unit});
 }
 
-void trainer::queue_score(const response_key& key, const kept_response& r) {
-  const auto arm = std::find(task_.arms.begin(), task_.arms.end(), books_.arm);
+void trainer::queue_score(const job_point& at, const response_key& key, const kept_response& r) {
   const auto& prompt = prompts_[key.first];
-  auto unit = lent_->score({static_cast<std::uint32_t>(arm - task_.arms.begin()), books_.epochs,
-                            step_->number, key.first, prompt.id, key.second},
-                           prompt.tokens, r.tokens, policy_dir_);
+  auto unit = lent_->score({at.arm, at.epoch, at.step, key.first, prompt.id, key.second},
+                           prompt.tokens, r.tokens, policy_of(at.epoch));
   if (unit) tell(role_kind::trainer, role_kind::broker, queue_work{{std::move(*unit)}});
 }
 
@@ -209,7 +183,7 @@ void trainer::on(const lease_record& told, const envelope&) {
   auto m = told;
   for (auto* at : {&m.window, &m.granted_at, &m.working_at, &m.revoked_at, &m.returned_at})
     *at = booked(task_, *at);
-  books_.leases.push_back(m);
+  recent_.leases.push_back(m);
   json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
   fields.update(lease_json(m));
   events_.emit("lease", std::move(fields));
@@ -222,7 +196,7 @@ void trainer::on(const lending_state& m, const envelope&) {
 /// The job goes on with fewer ranks: nobody may overlook that.
 void trainer::on(const rank_quarantined& m, const envelope&) {
   quarantined_.push_back(m);
-  books_.quarantined = quarantined_;
+  recent_.quarantined.push_back(m);
   json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
   fields.update(quarantine_json(m));
   events_.emit("quarantine", std::move(fields));
@@ -230,14 +204,14 @@ void trainer::on(const rank_quarantined& m, const envelope&) {
 
 void trainer::on(const rank_lost& m, const envelope&) {
   lost_.push_back(m);
-  books_.lost = lost_;
+  recent_.lost.push_back(m);
   json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
   fields.update(lost_json(m));
   events_.emit("rank_lost", std::move(fields));
 }
 
 void trainer::on(const recovery_record& m, const envelope&) {
-  books_.recoveries.push_back(m);
+  recent_.recoveries.push_back(m);
   json fields{{"arm", books_.arm}, {"step", step_ ? json(step_->number) : json()}};
   fields.update(recovery_json(m));
   events_.emit("recovery", std::move(fields));
@@ -245,7 +219,7 @@ void trainer::on(const recovery_record& m, const envelope&) {
 
 void trainer::on(const request_moved& m, const envelope& e) {
   if (!step_ || m.key.rollout != step_->rollout) return;
-  books_.moves.push_back(m);
+  recent_.moves.push_back(m);
   json fields{{"arm", books_.arm}, {"step", step_->number}};
   fields.update(move_json(m, e.from.rank));
   events_.emit("move", std::move(fields));

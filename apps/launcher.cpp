@@ -26,6 +26,8 @@ constexpr milliseconds stop_grace{3000};
 constexpr milliseconds settle_time{1500};
 /// Between the last result and the end of all processes.
 constexpr milliseconds teardown_time{10'000};
+/// Beyond the failure time, for rank 0 to say that it goes on without a rank that ended.
+constexpr milliseconds verdict_time{3000};
 
 /// Stop signals and ends of children become readable here instead of interrupting.
 class signal_reader {
@@ -88,8 +90,9 @@ public:
 
 private:
   int wait_ms() const {
-    if (deadline_ == clock::time_point::max()) return -1;
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline_ - clock::now()).count();
+    const auto next = std::min(deadline_, verdict_by_);
+    if (next == clock::time_point::max()) return -1;
+    const auto left = std::chrono::duration_cast<milliseconds>(next - clock::now()).count();
     return static_cast<int>(std::clamp<long long>(left + 1, 0, 60'000));
   }
 
@@ -117,8 +120,10 @@ private:
       std::cerr << fmt::format("adafloor: rank 0 sent a line that is no event: {:.200}\n", line);
       return;
     }
-    if (event["event"] == "arm_begin") running_ = true;
+    if (event["event"] == "arm_begin" || event["event"] == "step_begin") running_ = true;
     if (event["event"] == "rank_lost") lost_.insert(event.value("rank", 0U));
+    if (event["event"] == "rank_lost" || event["event"] == "quarantine")
+      expect_verdict_no_more(event.value("rank", 0U));
     if (event["event"] == "done") {
       done_ = true;
       for (const auto rank : lost_) // A frozen one never ends by itself.
@@ -147,13 +152,34 @@ private:
   void note_exit(const rank_exit& end) {
     exits_.push_back(end);
     if (!end.clean() && !stopping_) {
-      if (may_be_outlived(end))
+      if (may_be_outlived(end)) {
         std::cerr << fmt::format("adafloor: {}; the other ranks decide what becomes of the run\n",
                                  describe(end));
-      else
+        expect_verdict(end.rank);
+      } else {
         stop_after(settle_time);
+      }
     }
-    if (end.rank == 0 && !done_) stop_after(settle_time); // nobody is left to end the others
+    if (end.rank != 0 || done_) return;
+    if (end.by_signal && !stopping_)
+      kill_ranks(); // Nobody is left who would end the others, and the cause is known.
+    else
+      stop_after(settle_time);
+  }
+
+  /// Rank 0 declares a rank lost soon after it ended, or is frozen itself: then nothing that the
+  /// others do ends it. Where all of them have given it up there is nothing to wait for.
+  void expect_verdict(std::uint32_t rank) {
+    if (lost_.count(rank) || judged_.count(rank) || done_) return;
+    awaited_.insert(rank);
+    const auto patience = milliseconds(task_.runtime.failure_ms) + verdict_time;
+    const bool all_gone = all_local(task_) && awaited_.size() + 1 == task_.world_size;
+    verdict_by_ = std::min(verdict_by_, clock::now() + (all_gone ? settle_time : patience));
+  }
+  void expect_verdict_no_more(std::uint32_t rank) {
+    judged_.insert(rank);
+    awaited_.erase(rank);
+    if (awaited_.empty()) verdict_by_ = clock::time_point::max();
   }
 
   /// The nearer of two stops wins.
@@ -168,7 +194,17 @@ private:
     deadline_ = clock::now() + stop_grace;
   }
 
+  /// Where nobody is left who would hear anything else.
+  void kill_ranks() {
+    stop_ranks();
+    ranks_.signal_all(SIGKILL);
+  }
+
   void keep_deadlines() {
+    if (clock::now() >= verdict_by_) {
+      verdict_by_ = clock::time_point::max();
+      if (!stopping_ && !done_) kill_ranks();
+    }
     if (clock::now() < deadline_) return;
     if (!stopping_) return stop_ranks();
     ranks_.signal_all(SIGKILL);
@@ -188,19 +224,25 @@ private:
   }
 
   launch_outcome outcome() const {
-    if (interrupted_) return {1, true, "interrupted; what was finished is kept"};
+    if (interrupted_)
+      return {
+          1, true, false,
+          fmt::format("interrupted; what was finished is kept, and adafloor run --resume {} goes "
+                      "on from there",
+                      task_.out_dir)};
     const auto* first = cause();
     if (first == nullptr && done_) return {};
     if (first == nullptr) {
       const auto why = error_text_.empty() ? "the ranks ended without a result" : error_text_;
-      return {1, false, fmt::format("{}\n{}", why, log_tail(task_.out_dir, 0))};
+      return {1, false, false, fmt::format("{}\n{}", why, log_tail(task_.out_dir, 0))};
     }
     auto text = describe(*first);
     if (!error_text_.empty()) text += ": " + error_text_;
     text += "\n" + log_tail(task_.out_dir, first->rank);
-    if (done_) return {1, false, text + "\n  (all results were written before)"};
+    if (done_) return {1, false, false, text + "\n  (all results were written before)"};
     const bool own_status = !first->by_signal && (first->status == 1 || first->status == 2);
-    return {own_status ? first->status : 3, false, text};
+    if (own_status) return {first->status, false, false, text};
+    return {3, false, running_ && all_local(task_), text};
   }
 
   const job& task_;
@@ -210,8 +252,11 @@ private:
   std::vector<rank_exit> exits_;
   std::size_t stopped_after_ = 0;
   std::set<std::uint32_t> lost_; ///< ranks that the others go on without
+  std::set<std::uint32_t> awaited_,
+      judged_; ///< that ended; rank 0 has not told of them yet, or has
   bool running_ = false, done_ = false, interrupted_ = false, stopping_ = false;
   clock::time_point deadline_ = clock::time_point::max();
+  clock::time_point verdict_by_ = clock::time_point::max();
 };
 
 } // namespace
@@ -219,7 +264,7 @@ private:
 launch_outcome launch(const job& task, const std::function<void(const nlohmann::json&)>& on_event) {
   const signal_reader signals;
   auto ranks = rank_processes::start(task);
-  if (!ranks) return {1, false, ranks.error().text};
+  if (!ranks) return {1, false, false, ranks.error().text};
   if (!all_local(task))
     std::cerr << fmt::format("ranks {} to {}: start each on its host, within {} s, with\n  "
                              "adafloor node --job {}/job.json "

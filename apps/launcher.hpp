@@ -11,7 +11,8 @@ namespace adafloor {
 struct launch_outcome {
   int exit_code = 0; ///< 0 done, 1 failed or interrupted, 2 bad input, 3 lost a rank
   bool interrupted = false;
-  std::string message; ///< for a person; empty when done
+  bool resumable = false; ///< a rank was lost in the middle; all of them can start again
+  std::string message;    ///< for a person; empty when done
 };
 
 /// Starts all ranks, hands every event line of rank 0 to `on_event` in order, and returns when no

@@ -53,6 +53,12 @@ void progress::take(const json& event) {
         number_or_zero(event, "members"), number_or_zero(event, "stall_seconds"),
         number_or_zero(event, "silence_seconds"), number_or_zero(event, "requests_rebuilt"),
         number_or_zero(event, "tokens_from_log")));
+  if (kind == "resumed")
+    line(fmt::format("{}: step {:.0f}: goes on; {:.0f} responses are there, and {:.0f} tokens of "
+                     "others; {:.1f} s lost",
+                     arm, step, number_or_zero(event, "responses_kept"),
+                     number_or_zero(event, "tokens_from_log"),
+                     number_or_zero(event, "seconds_lost")));
   if (kind == "error") line("error: " + text_at(event, "text"));
 }
 

@@ -111,7 +111,8 @@ result<rank_processes> rank_processes::start(const job& task) {
 
 result<void> rank_processes::start_rank(const job& task, std::uint32_t rank) {
   const auto log = fmt::format("{}/rank-{}.log", task.out_dir, rank);
-  const int log_fd = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int how = task.term > 1 ? O_APPEND : O_TRUNC;
+  const int log_fd = open(log.c_str(), O_WRONLY | O_CREAT | how | O_CLOEXEC, 0644);
   if (log_fd < 0) return tl::make_unexpected(system_error(log));
   std::vector<std::string> words{"adafloor",      "node",
                                  "--job",         task.out_dir + "/job.json",

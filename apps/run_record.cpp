@@ -2,12 +2,9 @@
 
 #include "apps/json_fields.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <optional>
 
 namespace adafloor {
@@ -58,6 +55,7 @@ std::string text_cell(const json& arm, const std::string& row) {
   if (row == "requests moved") return count("migrations", "count");
   if (row == "leases granted") return count("leases", "granted");
   if (row == "leases forced") return count("leases", "forced");
+  if (row == "resumed") return std::to_string(list_at(arm, "resumptions").size());
   if (row == "ranks lost") return std::to_string(list_at(arm, "ranks_lost").size());
   if (row == "ranks left out") return std::to_string(list_at(arm, "quarantined").size());
   if (row == "sidecar completed") return count("sidecar", "completed");
@@ -71,7 +69,11 @@ std::string text_cell(const json& arm, const std::string& row) {
 
 void run_record::take(const json& event) {
   const auto kind = text_at(event, "event");
-  if (kind == "arm_end" && event.contains("result")) arms_.push_back(event["result"]);
+  if (kind == "arm_end" && event.contains("result")) {
+    // Told again by a job that was taken up between this and its next line of books.
+    const auto number = number_at(event, "number");
+    if (!number || *number >= static_cast<double>(arms_.size())) arms_.push_back(event["result"]);
+  }
   if (kind == "equal_work")
     for (auto& arm : arms_)
       if (text_at(arm, "arm") == text_at(event, "arm", "?")) {
@@ -128,6 +130,9 @@ std::string side_by_side(const json& arms) {
   const auto lost = [](const json& arm) { return !list_at(arm, "ranks_lost").empty(); };
   if (std::any_of(arms.begin(), arms.end(), lost))
     rows.insert(std::find(rows.begin(), rows.end(), "leases granted"), "ranks lost");
+  const auto resumed = [](const json& arm) { return !list_at(arm, "resumptions").empty(); };
+  if (std::any_of(arms.begin(), arms.end(), resumed))
+    rows.insert(std::find(rows.begin(), rows.end(), "leases granted"), "resumed");
   if (guard_cut(arms)) rows.insert(rows.begin() + 3, {"cut by guard", "same work, s"});
   constexpr std::size_t name_width = 20;
   std::vector<std::size_t> widths;
@@ -177,22 +182,6 @@ std::string time_note(const job& task, const json& arms) {
                         "long; raise --time-scale\n",
                         behind);
   return note;
-}
-
-::adafloor::result<void> write_whole_file(const std::string& path, const std::string& content) {
-  const auto part = path + ".part";
-  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  std::size_t done = 0;
-  while (fd >= 0 && done < content.size()) {
-    const auto size = write(fd, content.data() + done, content.size() - done);
-    if (size <= 0) break;
-    done += static_cast<std::size_t>(size);
-  }
-  const bool whole = fd >= 0 && done == content.size() && fsync(fd) == 0;
-  if (fd >= 0) close(fd);
-  if (whole && std::rename(part.c_str(), path.c_str()) == 0) return {};
-  unlink(part.c_str());
-  return fail(error_code::io, fmt::format("{}: cannot be written; is the disk full?", path));
 }
 
 } // namespace adafloor

@@ -1,6 +1,7 @@
 #pragma once
 // What the event lines of a run add up to: the results that are printed and written.
 #include "actors/job.hpp"
+#include "actors/recorder.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -36,8 +37,5 @@ std::string digest_verdict(const nlohmann::json& arms);
 
 /// What a second is in the results, and whether the machine kept up; empty for plain seconds.
 std::string time_note(const job& task, const nlohmann::json& arms);
-
-/// Replaces `path` in one go: a reader sees the old content or the new, never a part. Errors: io.
-::adafloor::result<void> write_whole_file(const std::string& path, const std::string& content);
 
 } // namespace adafloor

@@ -330,6 +330,10 @@ void run_settings::add_runtime_keys() {
   table_.push_back(make("runtime.start_ms", "--start-ms", "for all ranks to join", r.start_ms));
   table_.push_back(
       make("runtime.exchange_ms", "--exchange-ms", "for one collective exchange", r.exchange_ms));
+  table_.push_back(make("runtime.max_restarts", "--max-restarts",
+                        "of all ranks, from what is on disk, where one is lost that the others "
+                        "cannot do without (rank 0, say); 0: the run ends",
+                        r.max_restarts));
   table_.push_back(make("runtime.hold_seconds", "--hold-seconds",
                         "keep the joined ranks idle so long first, to measure what idling costs",
                         task_.hold_seconds));

@@ -43,6 +43,9 @@ public:
 
   const std::vector<setting>& table() const { return table_; }
 
+  /// The command line set something.
+  bool any_given() const { return !given_.empty() || !config_.empty(); }
+
 private:
   void add_rollout_keys();
   void add_ep_keys();

@@ -73,17 +73,6 @@ struct exit_rules {
          prompts)
 };
 
-/// trainer -> planner: generate these responses; `homes[i]` is the rank of `requests[i]`.
-struct begin_rollout {
-  rollout_id rollout;
-  std::vector<rollout_request> requests;
-  std::vector<rank_id> homes;
-  std::vector<group_exit> exits; ///< empty: the group never contracts
-  std::uint32_t predicted_tail = 0;
-  exit_rules rules;
-  FIELDS(begin_rollout, rollout, requests, homes, exits, predicted_tail, rules)
-};
-
 /// Consecutive tokens of one response.
 struct token_run {
   request_id request;
@@ -91,6 +80,19 @@ struct token_run {
   std::vector<token_id> tokens;
   std::vector<float> logprobs; ///< natural log, one per token
   FIELDS(token_run, request, first, tokens, logprobs)
+};
+
+/// trainer -> planner: generate these responses; `homes[i]` is the rank of `requests[i]`. Those of
+/// `resumed` have their first tokens from an earlier try, from index 0 on.
+struct begin_rollout {
+  rollout_id rollout;
+  std::vector<rollout_request> requests;
+  std::vector<rank_id> homes;
+  std::vector<group_exit> exits; ///< empty: the group never contracts
+  std::uint32_t predicted_tail = 0;
+  exit_rules rules;
+  std::vector<token_run> resumed = {};
+  FIELDS(begin_rollout, rollout, requests, homes, exits, predicted_tail, rules, resumed)
 };
 
 /// planner -> rank: part `part` of `parts` of the rank's own requests; `parts` is at least 1 even

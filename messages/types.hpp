@@ -28,7 +28,7 @@ using term_id = named<std::uint64_t, struct term_tag>;               ///< planne
 using epoch_id = named<std::uint64_t, struct epoch_tag>;             ///< number of the EP group
 using weights_id = named<std::uint64_t, struct weights_tag>;         ///< policy version
 using rollout_id = named<std::uint64_t, struct rollout_tag>;         ///< one step of rollouts
-using request_id = named<std::uint64_t, struct request_tag>; ///< index in the rollout's order
+using request_id = named<std::uint64_t, struct request_tag>;         ///< unique in its rollout
 using token_id = std::int32_t;
 
 using microseconds = std::chrono::microseconds;

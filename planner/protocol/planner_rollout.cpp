@@ -36,10 +36,18 @@ std::string objection_to(const planner_machine& m, const begin_rollout& order) {
       return "exit to " + std::to_string(exit.to) + " ranks; allowed: 1.."
              + std::to_string(m.config.world_size - 1);
   if (auto text = objection_to_rules(order); !text.empty()) return text;
-  std::set<request_id> ids;
+  std::map<request_id, std::uint32_t> longest;
   for (const auto& request : order.requests)
-    if (!ids.insert(request.id).second)
+    if (!longest.emplace(request.id, request.max_tokens).second)
       return "request " + std::to_string(request.id.value) + " is there twice";
+  for (const auto& run : order.resumed) {
+    const auto found = longest.find(run.request);
+    if (found == longest.end() || run.first != 0 || run.tokens.size() > found->second
+        || run.tokens.size() != run.logprobs.size())
+      return "request " + std::to_string(run.request.value)
+             + " cannot be resumed: it is not in the order, or what it has is not the beginning of "
+               "its response";
+  }
   return {};
 }
 
@@ -61,16 +69,33 @@ rank_id home_of(const rollout_part& r, rank_id ordered) {
 void cut_into_parts(const planner_machine& m, rollout_part& r, const begin_rollout& order) {
   for (auto rank : m.world)
     r.ranks[rank];
+  std::map<request_id, const token_run*> resumed;
+  for (const auto& run : order.resumed)
+    resumed.emplace(run.request, &run);
+  std::map<rank_id, std::size_t> tokens; // of what is resumed, in the newest part
   for (std::size_t i = 0; i < order.requests.size(); ++i) {
+    const auto id = order.requests[i].id;
     const auto home = home_of(r, order.homes[i]);
     auto& part = r.ranks[home];
-    auto& request = r.requests[order.requests[i].id];
+    auto& request = r.requests[id];
     request.home = home;
     if (m.config.recover) request.spec = order.requests[i];
     request.waits = part.requests >= static_cast<std::uint32_t>(m.config.weighing.max_num_seqs);
-    if (request.waits) part.waiting.push_back(order.requests[i].id);
-    if (part.requests++ % m.config.part_requests_max == 0) part.parts.emplace_back();
-    part.parts.back().body.requests.push_back(order.requests[i]);
+    if (request.waits) part.waiting.push_back(id);
+    ++part.requests;
+    const auto known = resumed.find(id);
+    const auto more = known == resumed.end() ? 0 : known->second->tokens.size();
+    if (part.parts.empty() || part.parts.back().body.requests.size() >= m.config.part_requests_max
+        || tokens[home] + more > m.config.part_tokens_max) {
+      part.parts.emplace_back();
+      tokens[home] = 0;
+    }
+    tokens[home] += more;
+    auto& body = part.parts.back().body;
+    body.requests.push_back(order.requests[i]);
+    if (more == 0) continue;
+    body.resumed.push_back(*known->second);
+    if (m.config.recover) request.known.emplace(0, *known->second);
   }
   for (auto& [rank, part] : r.ranks) {
     if (part.parts.empty()) part.parts.emplace_back();

@@ -221,10 +221,12 @@ void tick(rank_machine& m, time_point now, effects& out) {
   rank_parts::tick_lease(m, now, out);
   if (!m.orphaned && !m.stopping && now - m.planner_heard_at > m.config.planner_silence_max) {
     m.orphaned = true;
-    const stop order{"the planner was silent for "
-                     + std::to_string(m.config.planner_silence_max.count() / 1000) + " ms"};
-    post(m.who, rank_parts::engine_of(m), order, out);
-    post(m.who, rank_parts::sidecar_of(m), order, out);
+    const auto silence = m.config.planner_silence_max;
+    const auto text =
+        "the planner was silent for " + std::to_string(silence.count() / 1000) + " ms";
+    post(m.who, rank_parts::engine_of(m), member_lost{m.config.planner_rank, {}, text, silence},
+         out);
+    post(m.who, rank_parts::sidecar_of(m), stop{text}, out);
   }
 }
 

@@ -63,11 +63,13 @@ BOOST_FIXTURE_TEST_CASE(a_result_is_kept_once_and_its_unit_is_not_given_out_agai
   {
     auto queues = open();
     BOOST_TEST((places(queues) == std::vector<std::uint64_t>{0, 1, 2}));
-    BOOST_TEST(queues.keep(exec_result(1), stamp).value().value().fresh);
-    BOOST_TEST(!queues.keep(exec_result(1), stamp).value().value().fresh);
-    BOOST_TEST(!queues.keep(exec_result(3), stamp).value().has_value());
-    BOOST_TEST(!queues.keep({{}, ~0ULL, {}}, stamp).value().has_value());
-    BOOST_TEST(!queues.keep({{}, 0, {}}, stamp).value().has_value()); // No such queue here.
+    BOOST_TEST(queues.keep(exec_result(1), stamp).value());
+    BOOST_TEST(queues.counts().executed == 1U);
+    BOOST_TEST(queues.keep(exec_result(1), stamp).value());
+    BOOST_TEST(queues.counts().executed == 1U);
+    BOOST_TEST(!queues.keep(exec_result(3), stamp).value());
+    BOOST_TEST(!queues.keep({{}, ~0ULL, {}}, stamp).value());
+    BOOST_TEST(!queues.keep({{}, 0, {}}, stamp).value()); // No such queue here.
   }
   const auto line = json::parse(file("exec.jsonl"));
   BOOST_TEST(line["unit"] == 1);
@@ -79,8 +81,11 @@ BOOST_FIXTURE_TEST_CASE(a_result_is_kept_once_and_its_unit_is_not_given_out_agai
   std::ofstream{place.path() + "/exec.jsonl", std::ios::app} << R"({"unit":2,"lea)";
   auto again = open();
   BOOST_TEST((places(again) == std::vector<std::uint64_t>{0, 2}));
-  BOOST_TEST(!again.keep(exec_result(1), stamp).value().value().fresh);
-  BOOST_TEST(again.keep(exec_result(2), stamp).value().value().fresh);
+  BOOST_TEST(again.counts().executed == 1U);
+  BOOST_TEST(again.keep(exec_result(1), stamp).value());
+  BOOST_TEST(again.counts().executed == 1U);
+  BOOST_TEST(again.keep(exec_result(2), stamp).value());
+  BOOST_TEST(again.counts().executed == 2U);
   BOOST_TEST(again.duplicates().value() == 0U);
   std::ofstream{place.path() + "/exec.jsonl", std::ios::app} << "{\"unit\":2}\n";
   BOOST_TEST(again.duplicates().value() == 1U);
@@ -97,7 +102,8 @@ BOOST_FIXTURE_TEST_CASE(a_response_is_scored_once_by_the_policy_of_its_step, ben
     BOOST_TEST(unit->model == "/policy");
     BOOST_TEST(unit->prompt.size() == 2U);
     BOOST_TEST((unit->response == std::vector<token_id>{3, 4}));
-    BOOST_TEST(queues.keep({{epoch_id(3), 9}, number, {}, {-0.25F, -0.1F}}, stamp).value()->fresh);
+    BOOST_TEST(queues.keep({{epoch_id(3), 9}, number, {}, {-0.25F, -0.1F}}, stamp).value());
+    BOOST_TEST(queues.counts().scored == 1U);
   }
   const auto line = json::parse(file("scores.jsonl"));
   BOOST_TEST(line["prompt_id"] == "p4");
@@ -126,8 +132,8 @@ BOOST_FIXTURE_TEST_CASE(callbacks_are_the_lines_of_a_file_and_may_say_any_bytes,
          == std::vector<std::vector<std::string>>{{"name", "{\"a\": 1}"}, {"name", "plain"}}));
     work_result done{{epoch_id(3), 9}, unit_number(work_kind::callback, 1), {}};
     done.text = "\xff said";
-    const auto kept = queues.keep(done, stamp).value().value();
-    BOOST_TEST((kept.fresh && kept.correct && !kept.failed));
+    BOOST_TEST(queues.keep(done, stamp).value());
+    BOOST_TEST((queues.counts().called == 1 && queues.counts().failed == 0));
   }
   BOOST_TEST(json::parse(file("callback.jsonl"))["text"] == "\xef\xbf\xbd said");
   BOOST_TEST((places(open()) == std::vector<std::uint64_t>{0}));
@@ -141,8 +147,8 @@ BOOST_FIXTURE_TEST_CASE(a_unit_that_was_given_up_has_its_error_as_result, bench)
   auto queues = open();
   work_result given_up{{epoch_id(3), 9}, unit_number(work_kind::exec, 1), {}};
   given_up.error = "given up";
-  const auto kept = queues.keep(given_up, stamp).value().value();
-  BOOST_TEST((kept.fresh && !kept.correct && kept.failed));
+  BOOST_TEST(queues.keep(given_up, stamp).value());
+  BOOST_TEST((queues.counts().executed == 1 && queues.counts().failed == 1));
   const auto line = json::parse(file("exec.jsonl"));
   BOOST_TEST(line["error"] == "given up");
   BOOST_TEST(line["exit_code"].is_null());

@@ -2,6 +2,7 @@
 // crashed left behind. The log is opened as a writer opens it, which cuts off a torn end; what is
 // left must read.
 #include "actors/prompts.hpp"
+#include "actors/response_log.hpp"
 #include "actors/token_log.hpp"
 #include "tests/fuzz/scratch_file.hpp"
 
@@ -15,6 +16,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (const auto token : p.tokens)
         if (token < 0 || static_cast<std::uint32_t>(token) >= vocabulary) std::abort();
 
+  if (const auto read = read_response_line(text, {"natural"}, "fuzz"))
+    if (!read_response_line(response_line(read->first, read->second), {"natural"}, "fuzz"))
+      std::abort();
+  static const fuzz::scratch_file books("books.jsonl");
+  books.write(data, size);
+  if (auto opened = step_books::open(books.path()); opened && !opened->append({})) std::abort();
+
   static const fuzz::scratch_file log("tokens.log"), lines("responses.jsonl");
   log.write(data, size);
   const auto before = read_token_log(log.path());
@@ -26,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   lines.write(data, size);
   auto file = durable_file::open(lines.path());
   if (!file) std::abort();
-  if (!file->earlier().empty() && file->earlier().back() != '\n') std::abort();
+  if (const auto kept = file->take_earlier(); !kept.empty() && kept.back() != '\n') std::abort();
   if (!file->append("{}")) std::abort();
   return 0;
 }

@@ -1,74 +1,21 @@
 // Ranks that crash or freeze in the middle of a rollout, on eight real processes: the others go on
 // without them, and every response has the tokens and log-probabilities of a run without any fault.
 #define BOOST_TEST_MODULE recovery
-#include "tests/process/program.hpp"
+#include "tests/process/eight_ranks.hpp"
 
 #include <boost/test/unit_test.hpp>
 
-#include <algorithm>
-#include <map>
 #include <set>
 
 using namespace adafloor::testing;
-using nlohmann::json;
 
 namespace {
 
-using words = std::vector<std::string>;
-
-struct run_end {
-  json arm;
-  std::vector<json> events;
-  std::map<int, std::string> logs; ///< by rank
-
-  std::vector<json> all(const std::string& kind) const {
-    std::vector<json> found;
-    for (const auto& e : events)
-      if (e["event"] == kind) found.push_back(e);
-    return found;
-  }
-  bool struck(int rank) const {
-    return logs.at(rank).find("fault injected: ") != std::string::npos;
-  }
-};
-
-/// Eight ranks, eight prompts of which two have long answers: they contract to four and two, move
-/// requests before that, and restore.
-struct eight_ranks : scratch_dir {
-  words arguments(const words& more) const {
-    const auto models = shipped_models() + "/collatz-moe";
-    words line{"run", "--ranks", "8", "--floor", "2", "--migrate", "consolidate", "--history"};
-    for (const auto& word : {models + "/history/v1.csv", std::string{"--prompts"},
-                             two_long_answers(path()), std::string{"--out"}, path() + "/out"})
-      line.push_back(word);
-    for (const char* word :
-         {"--steps", "1", "--n", "2", "--prompts-per-step", "8", "--max-num-seqs", "6",
-          "--max-response-length", "1500", "--sidecar-model", "none", "--token-log-lag-ms", "5",
-          "--heartbeat-ms", "700", "--failure-ms", "2000"})
-      line.emplace_back(word);
-    line.insert(line.end(), more.begin(), more.end());
-    if (std::find(more.begin(), more.end(), "--model") == more.end())
-      line.insert(line.end(), {"--model", models + "/v1-bf16"});
-    return line;
-  }
-
-  run_end go(const words& more) {
-    std::filesystem::remove_all(path() + "/out");
-    const auto ended = run_program(arguments(more), path());
-    BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
-    BOOST_TEST(processes_with(path() + "/out/job.json").empty());
-    run_end seen;
-    seen.arm = json::parse(read_file(path() + "/out/run.json"))["arms"][0];
-    seen.events = events_of(path() + "/out");
-    for (int rank = 0; rank < 8; ++rank)
-      seen.logs[rank] = read_file(path() + "/out/rank-" + std::to_string(rank) + ".log");
-    return seen;
-  }
-
+struct struck_ranks : eight_ranks {
   /// `rank` is struck by what befalls message `at`. The rest of the world finishes the work.
   /// False: the message did not come there, since a rollout of a few steps may take another course.
   bool survives(const std::string& at, const std::string& act, int rank) {
-    static const auto plain = eight_ranks{}.go({"--arms", "vanilla"}).arm;
+    static const auto plain = struck_ranks{}.go({"--arms", "vanilla"}).arm;
     const auto fault = "at=" + at + " do=" + act + " rank=" + std::to_string(rank);
     const auto seen = go({"--arms", "natural", "--fault", fault});
     BOOST_TEST(seen.arm["tokens_digest"] == plain["tokens_digest"], fault);
@@ -99,7 +46,7 @@ struct eight_ranks : scratch_dir {
 
   /// Ranks but 0 that gave requests away ("from") or took some ("to") in a run without faults.
   std::vector<int> movers(const std::string& end) {
-    static const auto run = eight_ranks{}.go({"--arms", "natural"});
+    static const auto run = struck_ranks{}.go({"--arms", "natural"});
     std::set<int> found;
     for (const auto& move : run.all("move"))
       if (move["outcome"] == "moved" && move[end] != 0) found.insert(move[end].get<int>());
@@ -108,7 +55,7 @@ struct eight_ranks : scratch_dir {
   }
   /// Ranks but 0 that the first contraction kept, or let go.
   std::vector<int> in_first_contraction(bool kept) {
-    static const auto run = eight_ranks{}.go({"--arms", "natural"});
+    static const auto run = struck_ranks{}.go({"--arms", "natural"});
     const auto members = run.all("transition").at(0)["members"].get<std::set<int>>();
     std::vector<int> found;
     for (int rank = 1; rank < 8; ++rank)
@@ -119,36 +66,36 @@ struct eight_ranks : scratch_dir {
 
 } // namespace
 
-BOOST_FIXTURE_TEST_CASE(while_it_decodes, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_decodes, struck_ranks) {
   survives_at("token_batch skip=2 role=rank", {5, 1, 3});
 }
 
-BOOST_FIXTURE_TEST_CASE(before_it_has_decoded_anything, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(before_it_has_decoded_anything, struck_ranks) {
   survives_at("start_rollout", {6});
 }
 
-BOOST_FIXTURE_TEST_CASE(while_it_is_idle_in_the_group, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_is_idle_in_the_group, struck_ranks) {
   survives_at("response_kept skip=1", {7, 6, 4, 2});
 }
 
-BOOST_FIXTURE_TEST_CASE(while_it_gives_a_request_away, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_gives_a_request_away, struck_ranks) {
   survives_at("kv_ready role=rank", movers("from"));
 }
 
-BOOST_FIXTURE_TEST_CASE(while_it_takes_a_request, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_takes_a_request, struck_ranks) {
   survives_at("engine_receive_begin", movers("to"));
   survives_at("move_committed role=rank", movers("to"));
 }
 
-BOOST_FIXTURE_TEST_CASE(while_it_prepares_to_stay, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_prepares_to_stay, struck_ranks) {
   survives_at("engine_prepare", in_first_contraction(true));
 }
 
-BOOST_FIXTURE_TEST_CASE(while_it_leaves_after_the_commit, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(while_it_leaves_after_the_commit, struck_ranks) {
   survives_at("engine_commit", in_first_contraction(false));
 }
 
-BOOST_FIXTURE_TEST_CASE(two_at_once, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(two_at_once, struck_ranks) {
   const auto plain = go({"--arms", "vanilla"}).arm;
   const auto seen = go({"--arms", "natural", "--fault", "at=token_batch do=crash rank=2 skip=1",
                         "--fault", "at=token_batch do=freeze rank=5 skip=1"});
@@ -158,7 +105,7 @@ BOOST_FIXTURE_TEST_CASE(two_at_once, eight_ranks) {
 }
 
 /// The books are kept open until the frozen rank has woken and found out.
-BOOST_FIXTURE_TEST_CASE(one_that_wakes_is_told_and_ends, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(one_that_wakes_is_told_and_ends, struck_ranks) {
   const auto seen = go({"--arms", "natural", "--fault", "at=start_rollout do=freeze rank=5 ms=3500",
                         "--fault", "at=end_rollout do=delay rank=1 ms=4500 count=0"});
   BOOST_TEST(seen.arm["ranks_lost"].size() == 1U);
@@ -167,7 +114,7 @@ BOOST_FIXTURE_TEST_CASE(one_that_wakes_is_told_and_ends, eight_ranks) {
 
 /// The experts of the dead come from the policy that is being served, not from the first one; the
 /// next rollouts are planned for those that are left.
-BOOST_FIXTURE_TEST_CASE(under_a_later_policy, eight_ranks) {
+BOOST_FIXTURE_TEST_CASE(under_a_later_policy, struck_ranks) {
   const auto versions = shipped_models() + "/collatz-moe/v";
   const words two{"--model", versions + "2-bf16", "--model", versions + "1-bf16", "--epochs", "3"};
   auto plain = two, struck = two;

@@ -14,9 +14,9 @@ struct running : scratch_dir {
   std::string out = path() + "/out";
   program main;
 
-  running()
+  explicit running(const std::string& restarts = "3")
     : main({"run", "--ranks", "4", "--floor", "2", "--steps", "8", "--n", "8", "--arms",
-            "vanilla,natural", "--out", out},
+            "vanilla,natural", "--max-restarts", restarts, "--out", out},
            path()) {
     const bool begun = comes_true([&] { return has("step_begin"); }, 60s);
     BOOST_REQUIRE_MESSAGE(begun, read_file(path() + "/stderr") + read_file(out + "/rank-0.log"));
@@ -88,8 +88,8 @@ BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_and_the_others_go_on) {
   BOOST_TEST(arms[1]["ranks_lost"].size() == 1U);
 }
 
-BOOST_AUTO_TEST_CASE(without_the_rank_of_the_planner_the_run_ends) {
-  running run;
+BOOST_AUTO_TEST_CASE(without_the_rank_of_the_planner_and_without_restarts_the_run_ends) {
+  running run("0");
   const auto victim = run.rank(0);
   BOOST_REQUIRE(victim > 0);
   kill(victim, SIGKILL);

@@ -82,11 +82,39 @@ BOOST_FIXTURE_TEST_CASE(impossible_orders_are_refused_with_a_reason, small_world
   twice.requests[1].id = twice.requests[0].id;
   BOOST_REQUIRE_EQUAL(sent<rollout_failed>(local(role_kind::trainer, twice)).size(), 1u);
   BOOST_REQUIRE_EQUAL(sent<rollout_failed>(local(role_kind::trainer, order({4}))).size(), 1u);
+  auto resumed = order({});
+  for (const auto& run : {token_run{request_id{77}, 0, {1}, {-1}}, // not in the order
+                          token_run{request_id{1}, 1, {1}, {-1}},  // not from the beginning
+                          token_run{request_id{1}, 0, {1, 2}, {-1}}}) {
+    resumed.resumed = {run};
+    BOOST_REQUIRE_EQUAL(sent<rollout_failed>(local(role_kind::trainer, resumed)).size(), 1u);
+  }
   run({});
   const auto busy = sent<rollout_failed>(local(role_kind::trainer, order({}, 2)));
   BOOST_REQUIRE_EQUAL(busy.size(), 1u);
   BOOST_TEST(busy[0].rollout == rollout_id{2});
   BOOST_TEST((machine.now_in == phase::running)); // and the running one goes on
+}
+
+BOOST_FIXTURE_TEST_CASE(what_an_earlier_try_generated_goes_along_in_parts_that_fit, small_world) {
+  machine.config.part_tokens_max = 3;
+  auto begun = order({});
+  begun.requests.push_back(begun.requests[2]);
+  begun.requests.back().id = request_id{9};
+  begun.homes.push_back(begun.homes[2]);
+  begun.resumed = {{begun.requests[2].id, 0, {1, 2}, {-1, -2}}, {request_id{9}, 0, {3, 4}, {0, 0}}};
+  const auto parts = sent<admit_requests>(local(role_kind::trainer, begun), role_kind::rank);
+  BOOST_REQUIRE_EQUAL(parts.size(), 5u);
+  std::vector<token_run> along;
+  for (const auto& part : parts) {
+    BOOST_TEST(part.resumed.size() <= 1u); // four tokens do not fit
+    for (const auto& run : part.resumed) {
+      BOOST_REQUIRE_EQUAL(part.requests.size(), 1u);
+      BOOST_TEST(part.requests[0].id == run.request);
+      along.push_back(run);
+    }
+  }
+  BOOST_TEST((along == begun.resumed));
 }
 
 BOOST_FIXTURE_TEST_CASE(a_rank_that_never_admits_is_named, small_world) {
