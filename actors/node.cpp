@@ -79,6 +79,7 @@ public:
 
   result<void> start();
   result<void> run();
+  bool orphaned() const { return lost_ == lost_contact::planner; }
 
 private:
   result<void> open_transport();
@@ -469,7 +470,10 @@ int run_node(const node_options& options) {
     node n(options);
     // Nothing is under way yet, and UCX aborts where endpoints that still connect are destroyed.
     if (auto r = n.start(); !r) std::_Exit(report(options.rank, r.error()));
-    if (auto r = n.run(); !r) return report(options.rank, r.error());
+    if (auto r = n.run(); !r) {
+      const int status = report(options.rank, r.error());
+      return n.orphaned() ? status_orphaned : status;
+    }
     return status_done;
   } catch (const std::exception& e) {
     return report(options.rank, {error_code::internal, e.what()});

@@ -242,7 +242,9 @@ private:
     if (done_) return {1, false, false, text + "\n  (all results were written before)"};
     const bool own_status = !first->by_signal && (first->status == 1 || first->status == 2);
     if (own_status) return {first->status, false, false, text};
-    return {3, false, running_ && all_local(task_), text};
+    // Ranks that others started find the new rank 0 only at a port that they know.
+    const bool all_return = all_local(task_) || task_.transport.port != 0;
+    return {3, false, running_ && all_return, text};
   }
 
   const job& task_;
@@ -266,12 +268,13 @@ launch_outcome launch(const job& task, const std::function<void(const nlohmann::
   auto ranks = rank_processes::start(task);
   if (!ranks) return {1, false, false, ranks.error().text};
   if (!all_local(task))
-    std::cerr << fmt::format("ranks {} to {}: start each on its host, within {} s, with\n  "
-                             "adafloor node --job {}/job.json "
-                             "--rank RANK --master {} --bind ITS_ADDRESS --token-file {}\n",
-                             task.transport.local_ranks, task.world_size - 1,
-                             task.runtime.start_ms / 1000, task.out_dir, ranks->master(),
-                             task.transport.token_file);
+    std::cerr << fmt::format(
+        "ranks {} to {}: start each on its host, within {} s, with\n  "
+        "adafloor node --job {}/job.json "
+        "--rank RANK --master {} --bind ITS_ADDRESS --token-file {}\n{}",
+        task.transport.local_ranks, task.world_size - 1, task.runtime.start_ms / 1000, task.out_dir,
+        ranks->master(), task.transport.token_file,
+        task.term > 1 ? "  (those that still run join again by themselves)\n" : "");
   return watcher{task, *ranks, on_event}.watch(signals);
 }
 

@@ -8,9 +8,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
 #include <memory>
 #include <optional>
+#include <thread>
 
 namespace adafloor {
 namespace {
@@ -60,8 +67,47 @@ result<launch_place> place_of(const node_arguments& given, const job& task) {
   return read_launch_place(flags, process_environment());
 }
 
+constexpr const char* after_term = "ADAFLOOR_AFTER_TERM";
+
+/// The job; for a rank that joins again the one that was started after it lost rank 0.
+result<job> load_job_to_join(const std::string& path) {
+  auto task = load_job(path);
+  const char* before = std::getenv(after_term); // NOLINT(concurrency-mt-unsafe)
+  if (!task || !before) return task;
+  const auto past = std::strtoull(before, nullptr, 10);
+  const auto give_up =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(task->runtime.start_ms);
+  while (task && task->term <= past) {
+    if (std::chrono::steady_clock::now() > give_up)
+      return fail(
+          error_code::peer_lost,
+          fmt::format("rank 0 did not start again within {} ms; start this rank again after "
+                      "adafloor run --resume {}",
+                      task->runtime.start_ms, task->out_dir));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    task = load_job(path);
+  }
+  return task;
+}
+
+/// This process becomes the rank of the next try of the job, with the same arguments.
+int join_again(const job& task) {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');)
+    words.push_back(word);
+  std::vector<char*> arguments;
+  for (auto& word : words)
+    arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::cerr << "waits for rank 0 to start again, to join it" << std::endl;
+  setenv(after_term, std::to_string(task.term).c_str(), 1); // NOLINT(concurrency-mt-unsafe)
+  execv("/proc/self/exe", arguments.data());
+  return print_error({error_code::io, fmt::format("cannot start again: {}", std::strerror(errno))});
+}
+
 int run(const node_arguments& given) {
-  auto task = load_job(given.job);
+  auto task = load_job_to_join(given.job);
   if (!task) return print_error(task.error());
   const auto place = place_of(given, *task);
   if (!place) return print_error(place.error());
@@ -80,7 +126,12 @@ int run(const node_arguments& given) {
   options.token = std::move(*token);
   options.events_fd = given.events_fd;
   options.liveness_fd = given.liveness_fd;
-  return run_node(options);
+  const int status = run_node(options);
+  if (status != status_orphaned) return status;
+  const bool by_hand = given.liveness_fd < 0; // else `adafloor run` starts it again
+  constexpr int status_lost_rank = 3;
+  return by_hand && options.task.runtime.max_restarts > 0 ? join_again(options.task)
+                                                          : status_lost_rank;
 }
 
 } // namespace

@@ -56,9 +56,10 @@ enum class mutant {
   survivor_hides_what_it_took,
   dead_source_is_waited_for,
   dead_requests_are_forgotten,
+  beginnings_are_dropped,
 };
 constexpr mutant enum_max(mutant) {
-  return mutant::dead_requests_are_forgotten;
+  return mutant::beginnings_are_dropped;
 }
 const char* name_of(mutant);  ///< as in the list above
 const char* describe(mutant); ///< in words

@@ -42,6 +42,7 @@ constexpr struct {
     {"dead_source_is_waited_for",
      "a survivor waits for the rest of a request whose source is dead"},
     {"dead_requests_are_forgotten", "the requests of the dead are admitted nowhere"},
+    {"beginnings_are_dropped", "what an earlier try generated is generated again"},
 };
 static_assert(std::size(bugs) == static_cast<std::size_t>(enum_max(mutant{})) + 1);
 } // namespace
@@ -162,6 +163,10 @@ void world::plant(const envelope& message, effects& out) {
         part->requests.clear();
         part->resumed.clear();
       }
+  } else if (bug == mutant::beginnings_are_dropped) {
+    for (auto& m : out)
+      if (auto* part = std::get_if<admit_requests>(&m.body); part && !planner.recovery)
+        part->resumed.clear();
   } else if (bug == mutant::timeline_loses_time && self.role == role_kind::rank) {
     for (auto& m : out)
       if (auto* report = std::get_if<rollout_report>(&m.body); report && !report->intervals.empty())

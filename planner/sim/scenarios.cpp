@@ -30,6 +30,7 @@ void add_later_kinds(scenario& s) {
     s.aimed = aimed_fault{aimed[kind], where};
   else if (!s.deaths.empty())
     s.aimed = aimed_fault{aimed[kind % std::size(aimed)], step::recovery};
+  if (rng.chance(0.2)) s.resumed = 0.6;
 }
 
 } // namespace

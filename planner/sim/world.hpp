@@ -35,6 +35,7 @@ struct scenario {
   std::uint32_t rollouts = 2;
   std::uint32_t requests = 24; ///< per rollout
   std::uint32_t max_tokens = 96;
+  double resumed = 0;               ///< chance that an earlier try of the job began a response
   std::uint32_t units = 60;         ///< of auxiliary work
   std::vector<queue_policy> queues; ///< that the units are dealt to; number = index
   pace_config pace;                 ///< when lending is cut
@@ -200,6 +201,7 @@ private:
   void to_model(const envelope& message);
   void to_trainer(const envelope& message);
   void next_order();
+  void resume_some(begin_rollout& order);
   void order_rollout();
   void route(std::uint32_t from, effects& out);
   void send(envelope message);

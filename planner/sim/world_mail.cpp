@@ -189,6 +189,22 @@ rollout_request world::request_of(rollout_id rollout, std::uint32_t number) cons
   return r;
 }
 
+/// All ranks of the job were started again: what the log has of a response is its beginning.
+void world::resume_some(begin_rollout& order) {
+  random_stream chance(mix(what.seed ^ 0x5e5, order.rollout.value));
+  for (const auto& r : order.requests) {
+    if (!chance.chance(what.resumed)) continue;
+    auto begun = true_tokens(r);
+    begun.resize(1 + chance.below(begun.size()));
+    tokens[{order.rollout, r.id}].count = begun.size();
+    auto& log = recorder.tokens[{order.rollout, r.id}];
+    for (std::uint32_t i = 0; i < begun.size(); ++i)
+      log.emplace(i, begun[i]);
+    std::vector<float> logprobs(begun.size());
+    order.resumed.push_back({r.id, 0, std::move(begun), std::move(logprobs)});
+  }
+}
+
 void world::order_rollout() {
   auto& t = trainer;
   t.order = {};
@@ -205,6 +221,7 @@ void world::order_rollout() {
   for (auto to : what.exits)
     t.order.exits.push_back({what.max_tokens / 2, to});
   t.order.predicted_tail = what.max_tokens;
+  resume_some(t.order);
   t.reports.clear();
   local_.push_back({role_at(rank_id{0}, role_kind::trainer),
                     role_at(rank_id{0}, role_kind::planner),

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # How long a group decodes nothing when one of its ranks dies: 8 ranks, one of which crashes or freezes while all
 # decode. Prints for each run the silence that was waited for and what the recovery took, and whether tokens and
-# log-probabilities are those of a run without the fault. Exits 1 when they are not, or when a frozen rank was waited
-# for longer than 3 heartbeat intervals.
+# log-probabilities are those of a run without the fault; the same for rank 0, whose death starts all ranks again.
+# Exits 1 when they are not, or when a frozen rank was waited for longer than 3 heartbeat intervals.
 #   tests/bench/recover.sh [RUNS [more options of `adafloor run`]]     ADAFLOOR=path/to/adafloor
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -22,6 +22,8 @@ run plain "$@"
 for ((i = 0; i < runs; ++i)); do
   run "crash$i" --fault "at=token_batch role=rank rank=$((1 + i % 7)) do=crash" "$@"
   run "freeze$i" --fault "at=token_batch role=rank rank=$((1 + i % 7)) do=freeze" "$@"
+  run "planner_crash$i" --fault "at=token_batch role=planner rank=0 skip=40 do=crash" "$@"
+  run "planner_freeze$i" --fault "at=token_batch role=planner rank=0 skip=40 do=freeze" "$@"
 done
 python3 - "$work" "$runs" <<'P'
 import json, statistics, sys
@@ -46,6 +48,18 @@ for kind in ("crash", "freeze"):
     if silences:
         print(f"{kind}: stall p50 {statistics.median(silences) + statistics.median(recoveries):.2f} s, of which recovery"
               f" p50 {1e3 * statistics.median(recoveries):.1f} ms, max {1e3 * max(recoveries):.1f} ms")
+for kind in ("planner_crash", "planner_freeze"):
+    lost = []
+    for i in range(runs):
+        arm = whole(f"{kind}{i}")["arms"][0]
+        same = all(arm[d] == plain[d] for d in ("tokens_digest", "logprobs_digest"))
+        for r in arm["resumptions"]:
+            lost.append(r["seconds_lost"])
+            print(f"{kind.replace('_', ' ')}: {r['seconds_lost']:.2f} s from the step's beginning until it went on, with"
+                  f" {r['responses_kept']} responses and {r['tokens_from_log']} tokens of others; same tokens: {same}")
+        bad = bad or not same or len(arm["resumptions"]) != 1
+    if lost:
+        print(f"{kind.replace('_', ' ')}: p50 {statistics.median(lost):.2f} s, max {max(lost):.2f} s")
 print("MISSED" if bad else "ok")
 sys.exit(bad)
 P
