@@ -117,7 +117,9 @@ BOOST_AUTO_TEST_CASE(dead_engine_is_told_until_the_job_stops) {
 BOOST_AUTO_TEST_CASE(a_silent_planner_ends_engine_and_sidecar) {
   const auto out = wait(ms(11'000));
   BOOST_TEST(machine.orphaned);
-  BOOST_TEST(sent<stop>(out, role_kind::engine).size() == 1u);
+  const auto lost = sent<member_lost>(out, role_kind::engine);
+  BOOST_REQUIRE_EQUAL(lost.size(), 1u);
+  BOOST_TEST(lost[0].rank == rank_id{0});
   BOOST_TEST(sent<stop>(out, role_kind::sidecar).size() == 1u);
 }
 
