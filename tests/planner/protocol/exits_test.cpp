@@ -267,6 +267,20 @@ BOOST_AUTO_TEST_CASE(packing_without_an_exit_empties_a_rank_where_decoding_gets_
   BOOST_TEST(!w.preparing());
 }
 
+BOOST_AUTO_TEST_CASE(packing_does_not_have_exits_weighed_again) {
+  ruled_world w;
+  w.machine.config.weighing.costs.laws = {{4, 10, 50, 0, 0, true}};
+  w.machine.config.weighing.costs.default_exit_seconds = 3600;
+  w.start(rules_of(natural, consolidate, true), {{50, 2}});
+  BOOST_REQUIRE(moves_open(w.machine));
+  w.machine.rollout->decision.options.costs.default_exit_seconds = 0; // Whoever weighs now leaves.
+  w.answer_moves(move_outcome::moved);
+  BOOST_TEST(!moves_open(w.machine));
+  BOOST_TEST(!w.preparing());
+  w.end(0, w.machine.rollout->requests[request_id{0}].home.value, 2); // A response is news.
+  BOOST_TEST((moves_open(w.machine) || w.preparing()));
+}
+
 BOOST_AUTO_TEST_CASE(tokens_are_steps_since_a_request_got_its_place) {
   ruled_world w(2, 3, 2); // requests 4 and 5 wait
   w.start(rules_of(natural, off), {});
