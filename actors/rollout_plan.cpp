@@ -18,12 +18,18 @@ std::vector<prompt_lengths> workload_of(const job& task, const std::vector<promp
   return out;
 }
 
+constexpr const char* run_epoch_prefix = "run-"; ///< of epochs that a run has produced
+constexpr std::ptrdiff_t run_epochs_kept = 64;
+
+bool is_of_run(const std::string& epoch) {
+  return epoch.rfind(run_epoch_prefix, 0) == 0;
+}
+
 result<epoch_list> past_of(const job& task, const length_history& history) {
   epoch_list past;
   for (std::uint32_t e = 0; e < history.epochs.size(); ++e) {
     const auto& named = task.history_epochs;
-    const bool from_run = history.epochs[e].rfind("run-", 0) == 0; // What this run has produced.
-    if (named.empty() || from_run
+    if (named.empty() || is_of_run(history.epochs[e])
         || std::find(named.begin(), named.end(), history.epochs[e]) != named.end())
       past.push_back(epoch_prompts(history, e));
   }
@@ -208,6 +214,17 @@ result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::stri
   for (const auto& s : plan->steps)
     steps.push_back(to_rollout_step(s, predicted, *options, task.ep.cost_model.empty()));
   return steps;
+}
+
+std::uint32_t begin_run_epoch(length_history& history) {
+  const auto& names = history.epochs;
+  if (std::count_if(names.begin(), names.end(), is_of_run) >= run_epochs_kept)
+    history.forget_epoch(static_cast<std::uint32_t>(
+        std::find_if(names.begin(), names.end(), is_of_run) - names.begin()));
+  auto number = names.size() + 1;
+  while (history.find_epoch(run_epoch_prefix + std::to_string(number)) >= 0)
+    ++number;
+  return history.epoch_index(run_epoch_prefix + std::to_string(number));
 }
 
 std::uint64_t sample_key(std::uint64_t seed, const std::string& prompt_id, std::uint32_t sample) {

@@ -60,6 +60,11 @@ result<std::vector<rollout_step>> plan_rollouts(const job& task, const std::stri
                                                 const length_history& history,
                                                 const std::vector<group_capacity>& capacities);
 
+/// A new epoch, the latest, for what this run produces. With each one beyond 64 the oldest of a run
+/// is forgotten: what a plan takes from it is long outweighed, and both the history and the time to
+/// plan would grow with the run. Returns its index.
+std::uint32_t begin_run_epoch(length_history& history);
+
 /// Names the random stream of one sample, whatever step, arm or rank it lands in.
 std::uint64_t sample_key(std::uint64_t seed, const std::string& prompt_id, std::uint32_t sample);
 

@@ -308,7 +308,7 @@ double trainer::reward_of(const response_key& key, const kept_response& r) const
 
 /// What an epoch produced is history for the next one.
 void trainer::learn_lengths(const std::map<response_key, kept_response>& responses) {
-  const auto epoch = history_.epoch_index("run-" + std::to_string(history_.epochs.size() + 1));
+  const auto epoch = begin_run_epoch(history_);
   for (const auto& [key, r] : responses) {
     length_row row;
     row.epoch = epoch;

@@ -88,6 +88,18 @@ int length_history::find_epoch(std::string_view name) const {
   return place == epochs.end() ? -1 : static_cast<int>(place - epochs.begin());
 }
 
+void length_history::forget_epoch(std::uint32_t epoch) {
+  rows.erase(std::remove_if(rows.begin(), rows.end(),
+                            [&](const length_row& row) { return row.epoch == epoch; }),
+             rows.end());
+  for (auto& row : rows)
+    row.epoch -= row.epoch > epoch ? 1 : 0;
+  epochs.erase(epochs.begin() + epoch);
+  epoch_of_.clear();
+  for (std::uint32_t e = 0; e < epochs.size(); ++e)
+    epoch_of_[epochs[e]] = e;
+}
+
 error history_reader::row_error(std::string_view column, std::string_view value,
                                 std::string_view allowed) const {
   return error{error_code::bad_input, file_ + ":" + std::to_string(line_) + ": column "

@@ -33,6 +33,8 @@ public:
   std::uint32_t prompt_index(std::string_view id);
   /// Index of a known name or -1.
   int find_epoch(std::string_view name) const;
+  /// Takes an epoch and its rows away; later epochs move up one index. Prompts keep theirs.
+  void forget_epoch(std::uint32_t epoch);
 
 private:
   std::unordered_map<std::string, std::uint32_t> epoch_of_, prompt_of_; // looked up, never iterated

@@ -54,6 +54,32 @@ BOOST_AUTO_TEST_CASE(vanilla_keeps_the_order_and_never_contracts) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(
+    the_history_of_a_long_run_has_a_bound_and_keeps_what_is_given_and_what_is_new) {
+  auto history = some_history();
+  const auto given = history.rows.size();
+  std::size_t most = 0;
+  for (std::int32_t e = 0; e < 500; ++e) {
+    length_row row;
+    row.epoch = begin_run_epoch(history);
+    BOOST_REQUIRE_EQUAL(row.epoch, history.epochs.size() - 1);
+    row.response_tokens = e;
+    history.rows.push_back(row);
+    most = std::max(most, history.rows.size());
+  }
+  BOOST_TEST(most == given + 64);
+  BOOST_TEST(history.epochs.size() == 65u);
+  BOOST_TEST(std::set(history.epochs.begin(), history.epochs.end()).size() == 65u);
+  BOOST_TEST(history.epochs.front() == "1");
+  const auto& rows = history.rows;
+  for (std::size_t i = 0; i < given; ++i)
+    BOOST_TEST(rows[i].epoch == 0u);
+  for (std::size_t i = given; i < rows.size(); ++i) {
+    BOOST_TEST(rows[i].epoch == i - given + 1);
+    BOOST_TEST(rows[i].response_tokens == static_cast<std::int32_t>(500 - 64 + i - given));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(natural_outlives_its_plan_down_to_the_floor_where_exits_are_free) {
   auto task = small_job();
   task.world_size = 8;

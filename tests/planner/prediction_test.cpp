@@ -42,6 +42,24 @@ BOOST_AUTO_TEST_CASE(history_is_read_by_column_name) {
   BOOST_TEST(again->rows.size() == 4U);
 }
 
+BOOST_AUTO_TEST_CASE(an_epoch_that_is_forgotten_leaves_the_others_as_they_were) {
+  auto h = parse_history("epoch,prompt_id,sample,response_tokens\n"
+                         "e1,p,0,10\ne2,p,0,20\ne2,q,0,21\ne3,q,0,30\n",
+                         "f.csv");
+  BOOST_REQUIRE(h.has_value());
+  h->forget_epoch(1);
+  BOOST_TEST(h->epochs == (std::vector<std::string>{"e1", "e3"}), boost::test_tools::per_element());
+  BOOST_TEST(h->find_epoch("e2") == -1);
+  BOOST_TEST(h->epoch_index("e3") == 1U);
+  BOOST_TEST(h->prompt_index("q") == 1U);
+  const auto last = epoch_prompts(*h, 1);
+  BOOST_REQUIRE(last.size() == 1U);
+  BOOST_TEST(last[0].id == "q");
+  BOOST_TEST((last[0].lengths == std::vector<std::int32_t>{30}));
+  BOOST_TEST(epoch_prompts(*h, 0).size() == 1U);
+  BOOST_TEST(h->epoch_index("e4") == 2U);
+}
+
 BOOST_AUTO_TEST_CASE(bad_history_is_refused_with_line_column_and_remedy) {
   auto missing = parse_history("epoch,prompt_id,sample\n", "f.csv");
   BOOST_REQUIRE(!missing.has_value());
