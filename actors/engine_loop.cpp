@@ -12,7 +12,8 @@ namespace {
 
 constexpr auto progress_every = std::chrono::milliseconds(250); ///< while no step runs
 constexpr auto news_wait = std::chrono::milliseconds(2);        ///< while time is held
-constexpr std::string_view expert_prefix = "expert/";           ///< of names among the transfers
+constexpr microseconds news_apart{500}; ///< between the news of one rank and of the next
+constexpr std::string_view expert_prefix = "expert/"; ///< of names among the transfers
 
 time_point now() {
   return std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
@@ -125,7 +126,26 @@ void engine_loop::tell(any_message message) {
   e.stamp.epoch = epoch_;
   e.stamp.weights = engine_->weights_version();
   e.body = std::move(message);
-  around_.post(std::move(e));
+  if (news_at_)
+    held_news_.push_back(std::move(e));
+  else
+    around_.post(std::move(e));
+}
+
+/// All members of a group that shrinks have news at the same moment, and who carries them from
+/// process to process takes the processors from those that decode on. So one after the other keeps
+/// silent for a moment. Not on an emulated device, where nobody decodes and the planner's decisions
+/// must not come late.
+void engine_loop::hold_news(std::size_t place) {
+  if (options_.emulated) return;
+  news_at_ = now() + news_apart * static_cast<std::int64_t>(place + 1);
+}
+
+void engine_loop::tell_held() {
+  if (!news_at_ || now() < *news_at_) return;
+  news_at_.reset();
+  for (auto& e : std::exchange(held_news_, {}))
+    around_.post(std::move(e));
 }
 
 void engine_loop::run() {
@@ -139,11 +159,13 @@ bool engine_loop::take_commands() {
   std::deque<command> taken;
   {
     std::unique_lock lock(mutex_);
-    if (!stepping_)
-      wake_.wait_for(lock, progress_every, [&] { return stopping_ || !queue_.empty(); });
+    auto until = now() + progress_every;
+    if (news_at_) until = std::min<time_point>(until, *news_at_);
+    if (!stepping_) wake_.wait_until(lock, until, [&] { return stopping_ || !queue_.empty(); });
     if (stopping_) return false;
     taken.swap(queue_);
   }
+  tell_held();
   if (!stepping_) around_.fabric->progress();
   for (const auto& c : taken)
     std::visit([&](const auto& x) { handle(x); }, c);
@@ -415,6 +437,7 @@ void engine_loop::do_switch() {
   const auto next = std::move(*next_);
   const auto from = group_ ? group_->members().size() : 0;
   next_.reset();
+  if (stepping_) hold_news(group_->self_index());
   if (auto r = engine_->switch_map(next.epoch, next.owners, next.members); !r)
     return give_up(r.error());
   group_.reset();

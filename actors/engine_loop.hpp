@@ -138,6 +138,8 @@ private:
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
   void tell(any_message message);
+  void hold_news(std::size_t place);
+  void tell_held();
 
   std::unique_ptr<engine> engine_;
   engine_options options_;
@@ -165,6 +167,8 @@ private:
   rank_state state_ = rank_state::idle;
   kv_moves moves_;
   token_batcher log_;
+  std::optional<time_point> news_at_; ///< until then news are held
+  std::vector<envelope> held_news_;
 
   std::thread thread_; // Last: started when everything above exists.
 };

@@ -13,6 +13,7 @@
 #include "actors/sidecar_worker.hpp"
 #include "actors/step_log.hpp"
 #include "actors/trainer.hpp"
+#include "actors/turns.hpp"
 #include "actors/ucx_bulk.hpp"
 #include "actors/ucx_collective.hpp"
 #include "actors/ucx_link.hpp"
@@ -309,7 +310,11 @@ void node::spawn_machines() {
   actor_config_.add_message_types<caf::id_block::adafloor>();
   actor_config_.set("scheduler.policy", caf::atom("sharing"));
   actor_config_.set("scheduler.max-threads", 1);
-  actors_ = std::make_unique<caf::actor_system>(actor_config_);
+  const auto start = [this] { // The threads that are started here give way likewise.
+    give_way(messages_nice);
+    actors_ = std::make_unique<caf::actor_system>(actor_config_);
+  };
+  std::async(std::launch::async, start).get();
   const auto now = std::chrono::time_point_cast<microseconds>(std::chrono::steady_clock::now());
   const fence stamp{term_id(task_.term), epoch_id(1), weights_id(1)};
 

@@ -36,4 +36,8 @@ void take_short_turns() {
   if (errno == 0) (void)::syscall(SYS_sched_setattr, 0, &wish, 0);
 }
 
+void give_way(int by) {
+  [[maybe_unused]] const int now = ::nice(by); // Of this thread alone, on Linux.
+}
+
 } // namespace adafloor

@@ -9,4 +9,12 @@ namespace adafloor {
 /// the processor stays the same.
 void take_short_turns();
 
+/// Nice values. Messages more than this and requests that move stand still for longer; less, and
+/// the news of a contraction hold its first steps up.
+constexpr int messages_nice = 5, copies_nice = 10;
+
+/// For the calling thread and those that it starts from then on: where processors are short, decode
+/// steps go first. Cannot be taken back.
+void give_way(int by);
+
 } // namespace adafloor

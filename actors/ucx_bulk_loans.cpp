@@ -1,9 +1,9 @@
 // Bytes that a neighbour reads out of this process's memory, and the reading.
 #include "actors/single_copy.hpp"
+#include "actors/turns.hpp"
 #include "actors/ucx_bulk_loop.hpp"
 
 #include <pthread.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +18,6 @@ namespace {
 
 // At a time: some 60 us without a look at anything else. So much the owner reads itself.
 constexpr std::size_t copy_bytes = 256 << 10;
-constexpr int background_nice = 10;
 constexpr microseconds loan_grace{5'000'000};
 
 bool fills(const std::vector<lent_part>& parts, std::uint64_t length) {
@@ -139,7 +138,7 @@ void ucx_bulk::impl::copy_parts(receiving& r, std::size_t size) {
 // the notes and small copies that they wait for.
 void ucx_bulk::impl::copy_loans() {
   ::pthread_setname_np(::pthread_self(), "ucx_bulk_copy");
-  (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), background_nice);
+  give_way(copies_nice);
   std::unique_lock lock(copy_mutex);
   for (;;) {
     copy_wanted.wait(lock, [this] { return copier_ends || !to_copy.empty(); });

@@ -1,5 +1,7 @@
 #include "actors/ucx_link_loop.hpp"
 
+#include "actors/turns.hpp"
+
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -334,6 +336,7 @@ void ucx_link::impl::run() {
   sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr); // signals are the main thread's business
   ::pthread_setname_np(::pthread_self(), "ucx_link");
+  give_way(messages_nice);
   time_point spin_until = clock_now();
   int refused_arms = 0;
   for (;;) {
