@@ -4,6 +4,8 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include <optional>
+
 using namespace adafloor;
 
 namespace {
@@ -49,4 +51,20 @@ BOOST_FIXTURE_TEST_CASE(epochs_never_fall_and_bad_groups_are_refused, two_ranks)
   BOOST_TEST(!groups.take(epoch_id{4}, own).has_value());
   BOOST_TEST(!groups.keep(epoch_id{5}, {rank_id{1}}).has_value());
   BOOST_TEST(groups.kept() == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(a_group_that_a_restore_uses_is_not_destroyed) {
+  auto fabrics = make_loopback_fabrics(1, std::chrono::milliseconds{1000});
+  const std::vector<rank_id> own{rank_id{0}};
+  for (const bool keeps : {false, true}) {
+    std::optional<group_cache> groups{*fabrics[0]};
+    if (keeps) BOOST_REQUIRE(groups->keep(epoch_id{1}, own).has_value());
+    const auto used = groups->take(epoch_id{2}, own).value();
+    for (std::uint64_t epoch = 3; epoch < 6; ++epoch) // other epochs come and go
+      BOOST_REQUIRE(groups->take(epoch_id{epoch}, own).has_value());
+    BOOST_REQUIRE(!groups->take(epoch_id{6}, {rank_id{1}}).has_value());
+    groups.reset();
+    std::vector<bytes_view> in;
+    BOOST_TEST(used->exchange({1, 0, exchange_id::header}, {{}}, &in).has_value());
+  }
 }

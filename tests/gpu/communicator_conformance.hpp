@@ -5,6 +5,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -239,6 +240,40 @@ inline void conformance_death(const fabric_factory& make) {
   BOOST_TEST(
       (done.error().code == error_code::peer_lost || done.error().code == error_code::timed_out));
   BOOST_TEST(done.error().text.find("rank 1") != std::string::npos, done.error().text);
+}
+
+/// Those that a contraction leaves out end while the others take their new group into use. Not for
+/// implementations that need the left-out ranks to make it.
+inline void conformance_leavers_exit(const fabric_factory& make) {
+  for (int round = 0; round < 10; ++round) {
+    auto fabrics = make(4);
+    complaints wrong;
+    std::vector<std::thread> threads;
+    std::atomic<int> regrouped{0};
+    for (std::size_t r = 0; r < 4; ++r)
+      threads.emplace_back([&, r] {
+        auto all = fabrics[r]->make_group(epoch_id{1}, first_ranks(4));
+        if (!all) return wrong.check(false, "make_group: " + all.error().text);
+        for (std::uint64_t step = 0; step < 5; ++step)
+          checked_exchange(**all, {step, 0, exchange_id::dispatch}, 50, wrong);
+        all->reset();
+        if (r % 2 == 0) { // leaves when the others have confirmed
+          while (regrouped < 2)
+            std::this_thread::yield();
+          fabrics[r].reset();
+          return;
+        }
+        auto pair = fabrics[r]->make_group(epoch_id{2}, {rank_id{1}, rank_id{3}});
+        ++regrouped;
+        if (!pair) return wrong.check(false, "make_group: " + pair.error().text);
+        for (std::uint64_t step = 0; step < 200; ++step)
+          checked_exchange(**pair, {step, 0, exchange_id::dispatch}, 50, wrong);
+      });
+    for (auto& thread : threads)
+      thread.join();
+    BOOST_TEST(regrouped == 2);
+    wrong.report();
+  }
 }
 
 /// Calls every check above.

@@ -336,14 +336,65 @@ BOOST_AUTO_TEST_CASE(new_weights_are_verified_before_they_serve) {
   BOOST_TEST((a == b));
 }
 
+/// After experts have moved, those of the new policy go to where they live now.
 BOOST_AUTO_TEST_CASE(update_follows_the_live_map) {
-  engine_world world(collatz, 2);
+  const auto next = golden + "models/collatz-moe-v1";
+  engine_world world(collatz, 2), fresh(next, 1);
   world.contract({rank_id{1}}, all_to(1));
-  must(world.at(1).update_weights(golden + "models/collatz-moe-v1", weights_id{1}));
+  must(world.at(1).update_weights(next, weights_id{1}));
   BOOST_TEST(world.at(1).resident_experts().size() == 16U);
   must(world.at(1).add_request(sampled_request(1, 20)));
+  must(fresh.at(0).add_request(sampled_request(1, 20)));
   world.run();
-  BOOST_TEST(world.outputs.size() == 1U);
+  fresh.run();
+  BOOST_TEST(same_bits(fresh.outputs, world.outputs));
+}
+
+BOOST_AUTO_TEST_CASE(no_kv_and_no_prefix_outlives_its_weights) {
+  const auto next = golden + "models/collatz-moe-v1";
+  const auto spec_of = [](std::uint64_t id) {
+    auto spec = sampled_request(id, 20);
+    spec.prompt.assign(90, static_cast<token_id>(3)); // whole pages that samples share
+    return spec;
+  };
+  auto old = load();
+  engine_world fresh(next, 1);
+  must(old->add_request(spec_of(1)));
+  for (int i = 0; i < 10; ++i)
+    must(old->step(nullptr, {}));
+  const auto pages = pages_of(*old, request_id{1}, 0, 2);
+  must(old->abort_request(request_id{1}));
+  must(old->update_weights(next, weights_id{1}));
+  must(old->begin_import(request_id{7}, 4));
+  BOOST_TEST(contains(text_of(old->import_pages(request_id{7}, view(pages))), "weights version 0"));
+  old->cancel_import(request_id{7});
+  std::map<request_id, request_output> outputs;
+  for (std::uint64_t id : {1, 2}) {
+    must(old->add_request(spec_of(id)));
+    must(fresh.at(0).add_request(spec_of(id)));
+  }
+  while (old->live_requests() > 0)
+    for (auto& f : must(old->step(nullptr, {})).finished)
+      outputs[f.id] = f;
+  fresh.run();
+  BOOST_TEST(same_bits(fresh.outputs, outputs));
+  BOOST_TEST(old->counters().shared_pages == fresh.at(0).counters().shared_pages);
+}
+
+BOOST_AUTO_TEST_CASE(an_expert_that_comes_twice_takes_one_slot) {
+  engine_options options;
+  options.expert_slots = 10; // eight of its own and, exactly, these two
+  engine_world world(collatz, 2, options);
+  auto& self = world.at(1);
+  auto map = self.home_map();
+  map.owner_of[0] = map.owner_of[1] = rank_id{1};
+  BOOST_TEST(must(self.prepare_experts(map)).size() == 2U);
+  for (std::uint32_t expert : {0U, 0U, 1U, 0U, 8U}) // 8 is there from the beginning
+    must(import_blob(self, must(expert_blob(world.at(expert == 8 ? 1 : 0), expert))));
+  BOOST_TEST(
+      (self.resident_experts() == std::vector<std::uint32_t>{0, 1, 8, 9, 10, 11, 12, 13, 14, 15}));
+  must(self.switch_map(epoch_id{2}, map, world.members()));
+  BOOST_TEST(self.memory().experts == 10 * self.facts().expert_resident_bytes);
 }
 
 BOOST_AUTO_TEST_CASE(reload_notices_a_changed_checkpoint) {

@@ -21,3 +21,9 @@ BOOST_AUTO_TEST_CASE(a_silent_member_times_out) {
   BOOST_TEST(done.error().text
              == "loopback: timed out waiting for rank 1 in step 7 layer 2 combine of epoch 4");
 }
+
+BOOST_AUTO_TEST_CASE(leavers_may_exit_while_the_others_regroup) {
+  tests::conformance_leavers_exit([](std::uint32_t ranks) {
+    return make_loopback_fabrics(ranks, std::chrono::milliseconds(20'000));
+  });
+}

@@ -110,6 +110,24 @@ BOOST_FIXTURE_TEST_CASE(it_is_there_before_a_lease_and_stays_after_it, worker_be
   BOOST_TEST(stops.size() == 2U);
 }
 
+/// Nothing that a port of the rank or of another worker could collide with.
+BOOST_FIXTURE_TEST_CASE(it_opens_no_port, worker_bench) {
+  start();
+  ask(1);
+  BOOST_TEST(answered(1));
+  const auto proc = "/proc/" + std::to_string(process());
+  std::size_t sockets = 0;
+  for (const auto& fd : std::filesystem::directory_iterator(proc + "/fd")) {
+    const auto to = std::filesystem::read_symlink(fd.path()).string(); // socket:[12345]
+    if (to.compare(0, 8, "socket:[") != 0) continue;
+    ++sockets;
+    const auto inode = " " + to.substr(8, to.size() - 9) + " ";
+    for (const auto* kind : {"tcp", "tcp6", "udp", "udp6"})
+      BOOST_TEST(read_file(proc + "/net/" + kind).find(inode) == std::string::npos, kind);
+  }
+  BOOST_TEST(sockets == 1U); // to its rank
+}
+
 BOOST_FIXTURE_TEST_CASE(its_death_ends_the_lease_and_the_next_one_finds_another, worker_bench) {
   start();
   worker->wait_loaded(microseconds{60'000'000});

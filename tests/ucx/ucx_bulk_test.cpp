@@ -224,6 +224,27 @@ BOOST_AUTO_TEST_CASE(close_ends_open_fetches_and_the_served_bytes_are_released) 
   BOOST_TEST((p.a->fetch_now(rank_id{1}, "x", patience).error().code == error_code::aborted));
 }
 
+BOOST_AUTO_TEST_CASE(closing_while_bytes_arrive_ends_every_fetch_once) {
+  constexpr std::size_t size = 20'000'000;
+  for (const bool server : {false, true})
+    for (const auto pause : {0ms, 3ms, 15ms, 40ms}) {
+      pair_of_processes p;
+      std::atomic<int> ended{0}, wrong{0};
+      for (int i = 0; i < 8; ++i)
+        BOOST_TEST(p.a->fetch(rank_id{1}, std::to_string(size), patience,
+                              [&](result<pooled_buffer> r) {
+                                if (r && !same(r, size)) ++wrong;
+                                ++ended;
+                              })
+                       .has_value());
+      std::this_thread::sleep_for(pause);
+      if (server) p.b->close();
+      p.a->close();
+      BOOST_TEST(ended == 8);
+      BOOST_TEST(wrong == 0);
+    }
+}
+
 // Child: `bulk RANK WORLD INCARNATION`. Serves content(SIZE) and connects as it is told.
 int adafloor::testing::run_child(const std::vector<std::string>& arguments) {
   const auto number = [&](std::size_t i) { return std::stoull(arguments.at(i)); };

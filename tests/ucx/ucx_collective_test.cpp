@@ -113,6 +113,11 @@ BOOST_AUTO_TEST_CASE(the_conformance_suite_of_all_communicators_passes) {
       [](std::uint32_t ranks) { return make_local_ucx_fabrics(static_cast<int>(ranks)).value(); });
 }
 
+BOOST_AUTO_TEST_CASE(leavers_may_exit_while_the_others_regroup) {
+  tests::conformance_leavers_exit(
+      [](std::uint32_t ranks) { return make_local_ucx_fabrics(static_cast<int>(ranks)).value(); });
+}
+
 BOOST_AUTO_TEST_CASE(everybody_gets_what_everybody_sent) {
   for (bool single_copy : {true, false})
     for (std::uint32_t n : {1u, 2u, 3u, 4u, 8u}) {
