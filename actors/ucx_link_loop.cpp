@@ -290,9 +290,8 @@ void ucx_link::impl::publish() {
     }
     if (flushing > 0) changed.notify_all();
   }
-  if (handle_space)
-    for (rank_id r : roomy)
-      handle_space(r);
+  for (rank_id r : roomy) // Before the first connect, which comes after it, the handler may change.
+    if (handle_space) handle_space(r);
 }
 
 std::optional<time_point> ucx_link::impl::next_wake() const {
