@@ -23,29 +23,29 @@ std::string choice(const std::string& asked, const char* variable, const char* o
   return set != nullptr && *set != '\0' ? set : otherwise;
 }
 
-// Sets a UCX key unless the user's environment has it. Keys of shared memory ("MM_...") go by the
-// name of the transport there.
+// Sets a UCX key unless the user's environment has it. Keys of one transport go by its name there.
 void prefer(ucp_config_t* config, const std::string& key, const std::string& value) {
   std::vector<std::string> names{"UCX_" + key};
   if (key.rfind("MM_", 0) == 0)
     for (const char* transport : {"UCX_POSIX_", "UCX_SYSV_"})
       names.push_back(transport + key.substr(3));
+  if (key == "CONN_NB") names.push_back("UCX_TCP_CONN_NB");
   for (const auto& name : names)
     if (std::getenv(name.c_str()) != nullptr) return;
   ucp_config_modify(config, key.c_str(), value.c_str());
 }
 
-bool has_shared_memory(const std::string& tls) {
+bool has_any(const std::string& tls, std::initializer_list<const char*> names) {
   if (tls.find('^') != std::string::npos) return false;
-  for (const char* name : {"posix", "sysv", "shm", "sm", "mm", "xpmem", "all"})
+  for (const char* name : names)
     if (("," + tls + ",").find("," + std::string(name) + ",") != std::string::npos) return true;
   return false;
 }
 
 result<ucp_context_h> make_context(const ucx_options& o, const std::string& name) {
   const std::string tls = choice(o.tls, "UCX_TLS", "posix,cma,self,tcp");
-  const std::string devices =
-      choice(o.net_devices, "UCX_NET_DEVICES", o.bind_host.rfind("127.", 0) == 0 ? "lo" : "all");
+  const bool one_host = o.bind_host.rfind("127.", 0) == 0;
+  const std::string devices = choice(o.net_devices, "UCX_NET_DEVICES", one_host ? "lo" : "all");
   ucp_config_t* config = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK)
@@ -53,7 +53,7 @@ result<ucp_context_h> make_context(const ucx_options& o, const std::string& name
                                     + "; check the UCX_* variables of the environment");
   ucp_config_modify(config, "TLS", tls.c_str());
   ucp_config_modify(config, "NET_DEVICES", devices.c_str());
-  if (has_shared_memory(tls)) {
+  if (has_any(tls, {"posix", "sysv", "shm", "sm", "mm", "xpmem", "all"})) {
     prefer(config, "MM_ERROR_HANDLING", "y"); // sees peers fail
     // Receive buffers stay resident once touched, and which are touched is chance: with UCX's own
     // 8 KB and 512 at a time ranks grow by megabytes over thousands of steps. Large messages are
@@ -61,6 +61,8 @@ result<ucp_context_h> make_context(const ucx_options& o, const std::string& name
     prefer(config, "MM_SEG_SIZE", "2112");
     prefer(config, "MM_RX_BUFS_GROW", "128");
   }
+  // Or a connection to a host that is cut off holds its thread, and with it all peers, for minutes.
+  if (!one_host && has_any(tls, {"tcp", "all"})) prefer(config, "CONN_NB", "y");
   prefer(config, "KEEPALIVE_INTERVAL", std::to_string(o.keepalive.count()) + "us");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;

@@ -1,125 +1,238 @@
-// Ranks on several hosts: network namespaces, each with its own address, behind one bridge.
+// Ranks on four hosts: network and process namespaces of one machine. Whatever the network does,
+// the tokens are those of ranks on one host.
 #define BOOST_TEST_MODULE hosts
+#include "tests/process/lan.hpp"
 #include "tests/process/program.hpp"
 
 #include <boost/test/unit_test.hpp>
 
+#include <functional>
+#include <map>
 #include <memory>
+#include <set>
 
 using namespace adafloor::testing;
+using nlohmann::json;
 
 namespace {
 
-constexpr int host_count = 4, ranks = 8;
+using words = std::vector<std::string>;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 
-bool done(const std::string& command) {
-  return std::system((command + " >/dev/null 2>&1").c_str()) == 0; // NOLINT
-}
+constexpr int host_count = 4, ranks = 8, ranks_per_host = ranks / host_count;
+constexpr seconds patience{60};
 
-/// Namespaces of this test alone, gone when it ends.
-class lan {
-public:
-  lan() {
-    up_ = done("ip netns add " + name("lan")) && in_switch("ip link add br0 type bridge")
-          && in_switch("ip link set br0 up");
-    for (int host = 0; up_ && host < host_count; ++host) {
-      const auto port = "port" + std::to_string(host);
-      up_ = done("ip netns add " + name(host))
-            && in_switch("ip link add " + port + " type veth peer name eth0 netns " + name(host))
-            && in_switch("ip link set " + port + " master br0 up")
-            && done(inside(host) + "ip address add " + address(host) + "/24 dev eth0")
-            && done(inside(host) + "ip link set eth0 up")
-            && done(inside(host) + "ip link set lo up");
-    }
-  }
-  ~lan() {
-    for (int host = 0; host < host_count; ++host)
-      done("ip netns delete " + name(host));
-    done("ip netns delete " + name("lan"));
-  }
-  lan(const lan&) = delete;
-  lan& operator=(const lan&) = delete;
+struct run_end {
+  json arm;
+  std::vector<json> events, responses;
+  std::string said;                    ///< by the launcher
+  std::map<int, program_result> nodes; ///< by rank, of the ranks that `adafloor node` ran
 
-  bool up() const { return up_; }
-  static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
-  std::string inside(int host) const { return "ip netns exec " + name(host) + " "; }
-
-private:
-  bool in_switch(const std::string& command) const {
-    return done("ip netns exec " + name("lan") + " " + command);
+  std::vector<json> all(const std::string& kind) const {
+    std::vector<json> found;
+    for (const auto& e : events)
+      if (e["event"] == kind) found.push_back(e);
+    return found;
   }
-  std::string name(const std::string& what) const {
-    return "adafloor-" + std::to_string(getpid()) + "-" + what;
+  /// Every (prompt, sample) is there once.
+  bool each_response_once() const {
+    std::set<std::pair<std::string, int>> seen;
+    for (const auto& r : responses)
+      seen.emplace(r["prompt_id"], r["sample"]);
+    return seen.size() == responses.size() && responses.size() == arm["responses"];
   }
-  std::string name(int host) const { return name(std::to_string(host)); }
-  bool up_ = false;
 };
 
-std::vector<std::string> rollout(const std::string& out) {
-  return {"run",     "--ranks", std::to_string(ranks),
-          "--floor", "2",       "--arms",
-          "natural", "--steps", "1",
-          "--n",     "2",       "--sidecar-model",
-          "none",    "--out",   out};
+/// Eight prompts of which two have long answers: it contracts, moves requests before that, and
+/// restores.
+struct four_hosts : scratch_dir {
+  words arguments(const std::string& out, const words& more) const {
+    const auto models = shipped_models() + "/collatz-moe";
+    words line{"run",
+               "--ranks",
+               std::to_string(ranks),
+               "--floor",
+               "4",
+               "--migrate",
+               "consolidate",
+               "--model",
+               models + "/v1-bf16",
+               "--history",
+               models + "/history/v1.csv",
+               "--prompts",
+               two_long_answers(path()),
+               "--out",
+               out};
+    for (const char* word : {"--steps", "1", "--n", "2", "--prompts-per-step", "8",
+                             "--max-num-seqs", "6", "--sidecar-model", "none"})
+      line.emplace_back(word);
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+  }
+
+  using intruder = std::function<void(const std::string& out)>;
+
+  /// `intrude` is called once there is an event `first`.
+  run_end on_hosts(const lan& network, const words& more, const std::string& first = "",
+                   const intruder& intrude = {}) {
+    const auto out = path() + "/hosts", token = path() + "/token";
+    std::filesystem::remove_all(out);
+    std::ofstream(token) << "a secret of this test alone\n";
+    std::filesystem::permissions(token, std::filesystem::perms(0600));
+    auto line = arguments(out, {"--arms", "natural", "--bind", lan::address(0), "--port", "29500",
+                                "--tls", "tcp,self", "--local-ranks",
+                                std::to_string(ranks_per_host), "--token-file", token});
+    line.insert(line.end(), more.begin(), more.end());
+    program launcher(line, folder("launcher"), network.inside(0));
+    BOOST_REQUIRE(comes_true([&] { return std::filesystem::exists(out + "/job.json"); }, patience));
+    std::map<int, std::unique_ptr<program>> nodes;
+    for (int rank = ranks_per_host; rank < ranks; ++rank) {
+      const int host = rank / ranks_per_host;
+      nodes[rank] = std::make_unique<program>(
+          words{"node", "--job", out + "/job.json", "--rank", std::to_string(rank), "--master",
+                lan::address(0) + ":29500", "--bind", lan::address(host), "--token-file", token},
+          folder("node" + std::to_string(rank)), network.inside(host));
+    }
+    if (intrude) {
+      const auto there = [&] { return has(out, first) || launcher.ended(); };
+      BOOST_REQUIRE(comes_true(there, patience));
+      intrude(out);
+    }
+    BOOST_REQUIRE_MESSAGE(comes_true([&] { return launcher.ended(); }, patience),
+                          "it hangs: " << read_file(path() + "/launcher/stderr"));
+    const auto ended = launcher.wait();
+    BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
+    run_end seen;
+    seen.said = ended.err;
+    for (auto& [rank, node] : nodes) {
+      const auto& n = *node;
+      BOOST_REQUIRE_MESSAGE(comes_true([&] { return n.ended(); }, patience),
+                            "rank " << rank << " does not end");
+      seen.nodes[rank] = node->wait();
+    }
+    seen.arm = json::parse(read_file(out + "/run.json"))["arms"][0];
+    seen.events = events_of(out);
+    seen.responses = lines_of(out + "/responses.jsonl");
+    return seen;
+  }
+
+  static bool has(const std::string& out, const std::string& kind, int times = 1) {
+    for (const auto& e : events_of(out))
+      times -= e["event"] == kind ? 1 : 0;
+    return times <= 0;
+  }
+
+  /// The same tokens as all ranks on one host, without elasticity; nothing twice.
+  void same(const run_end& seen, const words& more = {}) {
+    auto line = arguments(path() + "/alone", {"--arms", "vanilla"});
+    line.insert(line.end(), more.begin(), more.end());
+    const auto local = run_program(line, folder("local"));
+    BOOST_REQUIRE_MESSAGE(local.exit_code == 0, local.err);
+    const auto plain = json::parse(read_file(path() + "/alone/run.json"))["arms"][0];
+    BOOST_TEST(seen.arm["tokens_digest"] == plain["tokens_digest"]);
+    BOOST_TEST(seen.arm["logprobs_digest"] == plain["logprobs_digest"]);
+    BOOST_TEST(seen.arm["responses"] == plain["responses"]);
+    BOOST_TEST(seen.each_response_once());
+  }
+
+  std::string folder(const std::string& name) const {
+    std::filesystem::create_directory(path() + "/" + name);
+    return path() + "/" + name;
+  }
+};
+
+/// The ranks of `host` are lost, and nobody else; that is said, and the others are back together at
+/// the end.
+void lost_host(const run_end& seen, int host) {
+  const std::set<int> cut_off{ranks_per_host * host, ranks_per_host * host + 1};
+  std::set<int> lost;
+  for (const auto& e : seen.all("rank_lost"))
+    lost.insert(e["rank"].get<int>());
+  BOOST_TEST(lost == cut_off);
+  BOOST_TEST(seen.arm["ranks_lost"].size() == cut_off.size());
+  BOOST_TEST(seen.said.find("the job goes on with 6 ranks") != std::string::npos, seen.said);
+  const auto transitions = seen.all("transition");
+  BOOST_REQUIRE(!transitions.empty());
+  BOOST_TEST(transitions.back()["to"] == ranks - ranks_per_host);
+  std::set<std::uint64_t> epochs; // Each has one set of members.
+  for (const auto& t : transitions)
+    BOOST_TEST(epochs.insert(t["epoch"].get<std::uint64_t>()).second, t.dump());
+  for (const auto& [rank, node] : seen.nodes)
+    if (!cut_off.count(rank)) BOOST_TEST(node.exit_code == 0, "rank " << rank << ": " << node.err);
 }
 
-std::string digest_of(const std::string& out) {
-  return nlohmann::json::parse(read_file(out + "/run.json")).at("arms").at(0).at("tokens_digest");
+bool skipped(const lan& network) {
+  if (network.missing().empty()) return false;
+  BOOST_TEST_MESSAGE("skipped: this machine lets this test have no " << network.missing());
+  return true;
 }
 
 } // namespace
 
-BOOST_AUTO_TEST_CASE(ranks_on_four_hosts_give_the_tokens_of_one_host) {
-  const lan network;
-  if (!network.up()) {
-    BOOST_TEST_MESSAGE("skipped: no network namespaces here (needs root and iproute2)");
-    return;
-  }
-  scratch_dir folder;
-  const auto token = folder.path() + "/token", out = folder.path() + "/hosts";
-  std::ofstream(token) << "a secret of this test alone\n";
-  std::filesystem::permissions(token, std::filesystem::perms(0600));
-
-  auto words = rollout(out);
-  for (const auto& word : {"--bind", lan::address(0).c_str(), "--port", "29500", "--tls",
-                           "tcp,self", "--local-ranks", "2", "--token-file", token.c_str()})
-    words.emplace_back(word);
-  std::filesystem::create_directory(folder.path() + "/launcher");
-  program launcher(words, folder.path() + "/launcher", network.inside(0));
-  BOOST_REQUIRE(comes_true([&] { return std::filesystem::exists(out + "/job.json"); },
-                           std::chrono::seconds(20)));
-  std::vector<std::unique_ptr<program>> nodes;
-  for (int rank = 2; rank < ranks; ++rank) {
-    const auto log = folder.path() + "/node" + std::to_string(rank);
-    std::filesystem::create_directory(log);
-    const int host = rank / (ranks / host_count);
-    nodes.push_back(std::make_unique<program>(
-        std::vector<std::string>{"node", "--job", out + "/job.json", "--rank", std::to_string(rank),
-                                 "--master", lan::address(0) + ":29500", "--bind",
-                                 lan::address(host), "--token-file", token},
-        log, network.inside(host)));
-  }
-  const auto ended = launcher.wait();
-  BOOST_REQUIRE_MESSAGE(ended.exit_code == 0, ended.err);
-  for (auto& node : nodes) {
-    const auto end = node->wait();
-    BOOST_TEST_MESSAGE(end.err);
-    BOOST_TEST(end.exit_code == 0);
-  }
-  const auto alone = folder.path() + "/alone";
-  const auto local = run_program(rollout(alone), folder.path());
-  BOOST_REQUIRE_MESSAGE(local.exit_code == 0, local.err);
-  BOOST_TEST(digest_of(out) == digest_of(alone));
+BOOST_FIXTURE_TEST_CASE(frames_are_late_and_lost, four_hosts) {
+  lan network(host_count, weather{milliseconds(5), 0.01});
+  if (skipped(network)) return;
+  const words shorter{"--max-response-length", "200"};
+  const auto seen = on_hosts(network, shorter);
+  const auto [carried, lost] = network.wire()->stop();
+  BOOST_TEST_MESSAGE(carried << " frames carried, " << lost << " lost");
+  BOOST_TEST(lost > 0U);
+  BOOST_TEST(!seen.all("move").empty());
+  BOOST_TEST(seen.arm["transitions"].size() >= 2U); // It contracted and was restored.
+  BOOST_TEST(seen.all("rank_lost").empty());
+  same(seen, shorter);
 }
 
-BOOST_AUTO_TEST_CASE(a_token_that_others_can_read_is_refused) {
-  scratch_dir folder;
-  const auto token = folder.path() + "/token";
-  std::ofstream(token) << "a secret of this test alone\n";
-  std::filesystem::permissions(token, std::filesystem::perms(0644));
-  auto words = rollout(folder.path() + "/out");
-  words.insert(words.end(), {"--token-file", token});
-  const auto ended = run_program(words, folder.path());
-  BOOST_TEST(ended.exit_code != 0);
-  BOOST_TEST(ended.err.find("chmod 600") != std::string::npos, ended.err);
+/// Shorter than the silence after which a rank counts as lost, also where the machine stalls.
+BOOST_FIXTURE_TEST_CASE(a_short_cut_loses_nobody, four_hosts) {
+  const lan network(host_count);
+  if (skipped(network)) return;
+  const auto seen =
+      on_hosts(network, {"--failure-ms", "20000"}, "transition", [&](const std::string& out) {
+        BOOST_TEST(network.set_link(1, false));
+        std::this_thread::sleep_for(milliseconds(700));
+        BOOST_TEST(!has(out, "step_end"));
+        BOOST_TEST(network.set_link(1, true));
+      });
+  BOOST_TEST(seen.all("rank_lost").empty());
+  BOOST_TEST(seen.arm["transitions"].back()["to"] == ranks);
+  for (const auto& [rank, node] : seen.nodes)
+    BOOST_TEST(node.exit_code == 0, "rank " << rank << ": " << node.err);
+  same(seen);
+}
+
+/// Those that are cut off hear nothing from the planner and end, as nothing is to be started again.
+/// Once while requests move away from it, once in the contracted group.
+BOOST_FIXTURE_TEST_CASE(the_others_go_on_without_a_host_that_is_cut_off, four_hosts) {
+  const auto cut = [&](int host, const std::string& first) {
+    const lan network(host_count);
+    if (skipped(network)) return;
+    const auto seen =
+        on_hosts(network, {"--failure-ms", "2000", "--max-restarts", "0"}, first,
+                 [&](const std::string&) { BOOST_TEST(network.set_link(host, false)); });
+    lost_host(seen, host);
+    same(seen);
+  };
+  cut(3, "move");
+  cut(1, "transition");
+}
+
+/// They find out while the books are kept open.
+BOOST_FIXTURE_TEST_CASE(a_partition_heals_when_its_ranks_count_as_lost, four_hosts) {
+  const lan network(host_count);
+  if (skipped(network)) return;
+  const words slow_end{"--failure-ms", "2000", "--fault",
+                       "at=end_rollout do=delay rank=4 ms=8000 count=0"};
+  const auto seen = on_hosts(network, slow_end, "transition", [&](const std::string& out) {
+    BOOST_TEST(network.set_link(1, false));
+    BOOST_TEST(comes_true([&] { return has(out, "rank_lost", ranks_per_host); }, patience));
+    BOOST_TEST(network.set_link(1, true));
+  });
+  lost_host(seen, 1);
+  for (const int rank : {2, 3}) {
+    const auto& told = seen.nodes.at(rank).err;
+    BOOST_TEST(told.find("declared lost") != std::string::npos, "rank " << rank << ": " << told);
+  }
+  same(seen);
 }

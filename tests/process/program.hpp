@@ -63,6 +63,13 @@ public:
   pid_t pid() const { return pid_; }
   void signal(int number) const { kill(pid_, number); }
 
+  /// Whether there is nothing left to wait for.
+  bool ended() const {
+    siginfo_t seen{};
+    return pid_ <= 0
+           || (waitid(P_PID, static_cast<id_t>(pid_), &seen, WEXITED | WNOHANG | WNOWAIT) == 0
+               && seen.si_pid == pid_);
+  }
   program_result wait() {
     int status = 0;
     waitpid(pid_, &status, 0);
