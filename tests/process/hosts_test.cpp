@@ -236,3 +236,17 @@ BOOST_FIXTURE_TEST_CASE(a_partition_heals_when_its_ranks_count_as_lost, four_hos
   }
   same(seen);
 }
+
+/// Its launcher starts it again at the same port, and the ranks of the other hosts join by
+/// themselves.
+BOOST_FIXTURE_TEST_CASE(all_hosts_go_on_when_rank_0_starts_again, four_hosts) {
+  const lan network(host_count);
+  if (skipped(network)) return;
+  const auto seen =
+      on_hosts(network, {"--fault", "at=response role=planner rank=0 skip=6 do=crash"});
+  BOOST_TEST(seen.arm["resumptions"].size() >= 1U);
+  BOOST_TEST(seen.arm["transitions"].back()["to"] == ranks);
+  for (const auto& [rank, node] : seen.nodes)
+    BOOST_TEST(node.exit_code == 0, "rank " << rank << ": " << node.err);
+  same(seen);
+}
