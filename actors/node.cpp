@@ -34,6 +34,7 @@ namespace {
 constexpr int status_done = 0, status_failed = 1, status_bad_input = 2, status_lost_rank = 3;
 constexpr microseconds tick_every{100'000};
 constexpr microseconds bulk_fetch_deadline{5'000'000};
+constexpr microseconds connecting_max{2'000'000}; ///< of all ranks, after they have joined
 /// There are many emulated ranks on few cores, and without one all must start again.
 constexpr microseconds emulated_silence_max{10'000'000};
 
@@ -444,6 +445,9 @@ result<void> node::run_trainer() {
                                                                   : "failed";
     events_->emit("error", {{"code", code}, {"text", done.error().text}});
   }
+  // Ranks that had nothing to do with each other yet still connect, and UCX crashes where such
+  // endpoints are destroyed.
+  if (done && !trainer_->has_run_rollouts()) std::this_thread::sleep_for(connecting_max);
   trainer_->stop_world(done ? "the job is done" : done.error().text);
   link_->flush(microseconds{500'000});
   return done;

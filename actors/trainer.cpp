@@ -205,6 +205,7 @@ result<void> trainer::run_step(const job_point& at, const rollout_step& plan) {
   }
   if (tokens_file_)
     if (auto r = tokens_file_->begin(*order); !r) return r;
+  ++rollouts_run_;
   tell(role_kind::trainer, role_kind::planner, std::move(*order));
   const auto done = [&] { return step_->done || step_->failed; };
   if (auto r = pump_until(done, microseconds::max()); !r) return r;

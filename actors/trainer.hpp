@@ -46,6 +46,8 @@ public:
   /// Runs the whole job on the calling thread. Errors: peer_lost, aborted (interrupted), io, ...;
   /// what was finished is on disk.
   result<void> run();
+  /// False: everything was done already by an earlier try.
+  bool has_run_rollouts() const { return rollouts_run_ > 0; }
   /// Asks the planner to stop all ranks and waits, bounded.
   void stop_world(const std::string& reason);
 
@@ -164,7 +166,8 @@ private:
   std::condition_variable wake_;
   std::deque<envelope> queue_;
 
-  std::uint64_t rollouts_ = 0; ///< that are over
+  std::uint64_t rollouts_ = 0;     ///< that are over
+  std::uint64_t rollouts_run_ = 0; ///< by this process
   std::uint64_t policies_ = 0;
   std::string policy_dir_;
   std::optional<weights_updated> updated_;
