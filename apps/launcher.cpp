@@ -244,7 +244,8 @@ private:
     if (own_status) return {first->status, false, false, text};
     // Ranks that others started find the new rank 0 only at a port that they know.
     const bool all_return = all_local(task_) || task_.transport.port != 0;
-    return {3, false, running_ && all_return, text};
+    const bool had_begun = running_ || task_.term > 1;
+    return {3, false, had_begun && all_return, text};
   }
 
   const job& task_;

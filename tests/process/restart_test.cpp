@@ -201,6 +201,18 @@ BOOST_FIXTURE_TEST_CASE(without_a_restart_that_is_left_the_run_ends_and_can_be_r
   BOOST_TEST(again.err.find("is finished") != std::string::npos, again.err);
 }
 
+BOOST_FIXTURE_TEST_CASE(killed_again_while_all_ranks_start, restarted) {
+  program run(arguments(struck_by("at=response role=planner rank=0 do=crash skip=3", {})), path());
+  const auto job = path() + "/out/job.json";
+  BOOST_REQUIRE(
+      comes_true([&] { return read_file(job).find("\"term\": 2") != std::string::npos; }, 60s));
+  std::vector<pid_t> ranks;
+  BOOST_REQUIRE(comes_true([&] { return !(ranks = processes_with(job)).empty(); }, 60s));
+  kill(ranks.front(), SIGKILL);
+  equals(end_of(run).arm, plain(), "killed twice");
+  BOOST_TEST(read_file(job).find("\"term\": 3") != std::string::npos);
+}
+
 BOOST_FIXTURE_TEST_CASE(a_killed_launcher_at_any_moment, restarted) {
   const auto out = path() + "/out";
   int starts = 0;
