@@ -204,9 +204,18 @@ result<void> ucx_worker::listen(const std::string& host) {
 }
 
 ucx_worker::~ucx_worker() {
+  // Not the listener first: UCX 1.13 keeps a connection that it accepted but has not read from yet,
+  // and tells the listener of it even when that is gone. What peers say when they connect follows
+  // at once, so a moment without news means that there is none left.
+  for (int quiet = 0, round = 0; worker_ != nullptr && quiet < 5 && round < 50; ++round) {
+    quiet = accepted_.empty() ? quiet + 1 : 0;
+    for (auto& ep : std::exchange(accepted_, {}))
+      close(std::move(ep));
+    while (progress() > 0) {
+    }
+    ::poll(nullptr, 0, 1);
+  }
   if (listener_ != nullptr) ucp_listener_destroy(listener_);
-  for (auto& ep : std::exchange(accepted_, {}))
-    close(std::move(ep));
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
