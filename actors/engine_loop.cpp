@@ -12,7 +12,8 @@ namespace {
 
 constexpr auto progress_every = std::chrono::milliseconds(250); ///< while no step runs
 constexpr auto news_wait = std::chrono::milliseconds(2);        ///< while time is held
-constexpr microseconds news_apart{500}; ///< between the news of one rank and of the next
+/// Between the news of one rank and of the next, and at most for all ranks of a group.
+constexpr microseconds news_apart{2'000}, news_spread_max{32'000};
 constexpr std::string_view expert_prefix = "expert/"; ///< of names among the transfers
 
 time_point now() {
@@ -136,9 +137,11 @@ void engine_loop::tell(any_message message) {
 /// process to process takes the processors from those that decode on. So one after the other keeps
 /// silent for a moment. Not on an emulated device, where nobody decodes and the planner's decisions
 /// must not come late.
-void engine_loop::hold_news(std::size_t place) {
+void engine_loop::hold_news() {
   if (options_.emulated) return;
-  news_at_ = now() + news_apart * static_cast<std::int64_t>(place + 1);
+  const auto ranks = static_cast<std::int64_t>(group_->members().size());
+  const auto place = static_cast<std::int64_t>(group_->self_index());
+  news_at_ = now() + std::min(news_apart, news_spread_max / ranks) * (place + 1);
 }
 
 void engine_loop::tell_held() {
@@ -437,7 +440,7 @@ void engine_loop::do_switch() {
   const auto next = std::move(*next_);
   const auto from = group_ ? group_->members().size() : 0;
   next_.reset();
-  if (stepping_) hold_news(group_->self_index());
+  if (stepping_) hold_news();
   if (auto r = engine_->switch_map(next.epoch, next.owners, next.members); !r)
     return give_up(r.error());
   group_.reset();

@@ -138,7 +138,7 @@ private:
   void set_state(rank_state state, time_point at);
   void give_up(const error& why);
   void tell(any_message message);
-  void hold_news(std::size_t place);
+  void hold_news();
   void tell_held();
 
   std::unique_ptr<engine> engine_;
