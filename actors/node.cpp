@@ -38,6 +38,12 @@ constexpr microseconds connecting_max{2'000'000}; ///< of all ranks, after they 
 /// There are many emulated ranks on few cores, and without one all must start again.
 constexpr microseconds emulated_silence_max{10'000'000};
 
+/// After which a rank, rank 0 included, counts as lost.
+microseconds silence_max(const job& task) {
+  const microseconds least = is_emulated(task) ? emulated_silence_max : microseconds{0};
+  return std::max(microseconds{std::chrono::milliseconds(task.runtime.failure_ms)}, least);
+}
+
 std::atomic<bool> interrupted{false};
 
 void on_terminate(int) {
@@ -337,10 +343,8 @@ void node::spawn_machines() {
   rank.incarnation = incarnation_;
   rank.heartbeat = milliseconds(task_.runtime.heartbeat_ms);
   rank.handoff.copy_max = milliseconds(task_.runtime.deadline_ms);
-  // The planner's process has the most to do, and without it all ranks must start again.
-  const auto patience = is_emulated(task_) ? emulated_silence_max : microseconds{0};
-  rank.planner_silence_max =
-      std::max(2 * milliseconds(task_.runtime.failure_ms) + microseconds{1'000'000}, patience);
+  rank.planner_silence_max = silence_max(task_);
+  rank.planner_first_max = milliseconds(task_.runtime.start_ms); // It may still load the model.
   auto spawn = [&](role_kind role, std::shared_ptr<machine_box> machine) {
     spawned_.push_back(spawn_machine(*actors_, std::move(machine), router_, tick_every));
     router_.attach(role, spawned_.back());
@@ -384,9 +388,7 @@ void node::spawn_planner_machines() {
   membership_config membership;
   membership.self = self_;
   membership.world_size = task_.world_size;
-  membership.silence_max = milliseconds(task_.runtime.failure_ms);
-  if (is_emulated(task_))
-    membership.silence_max = std::max(membership.silence_max, emulated_silence_max);
+  membership.silence_max = silence_max(task_);
   membership.first_max = milliseconds(task_.runtime.start_ms); // Others may still load the model.
   broker_config broker;
   broker.self = self_;

@@ -219,9 +219,12 @@ void tick(rank_machine& m, time_point now, effects& out) {
   rank_parts::tick_rollout(m, now, out);
   rank_parts::tick_moves(m, now, out);
   rank_parts::tick_lease(m, now, out);
-  if (!m.orphaned && !m.stopping && now - m.planner_heard_at > m.config.planner_silence_max) {
+  const auto silence = now - m.planner_heard_at;
+  const auto longest = rank_parts::is_known_to_live(m)
+                           ? m.config.planner_silence_max
+                           : std::max(m.config.planner_silence_max, m.config.planner_first_max);
+  if (!m.orphaned && !m.stopping && silence > longest) {
     m.orphaned = true;
-    const auto silence = m.config.planner_silence_max;
     const auto text =
         "the planner was silent for " + std::to_string(silence.count() / 1000) + " ms";
     post(m.who, rank_parts::engine_of(m), member_lost{m.config.planner_rank, {}, text, silence},

@@ -21,6 +21,7 @@ struct rank_config {
   microseconds resend{50'000};           ///< until acknowledged
   microseconds progress_resend{200'000}; ///< the last rank_progress is repeated while it decodes
   microseconds planner_silence_max{10'000'000}; ///< then the rank gives up: `orphaned`
+  microseconds planner_first_max{0}; ///< the same while it was never heard, if that is more
   handoff_config handoff;
   std::uint32_t response_window = 64; ///< unacknowledged responses that are on the way at once
   std::uint32_t token_window = 4;     ///< unacknowledged batches of the token log, likewise

@@ -2,7 +2,7 @@
 # How long a group decodes nothing when one of its ranks dies: 8 ranks, one of which crashes or freezes while all
 # decode. Prints for each run the silence that was waited for and what the recovery took, and whether tokens and
 # log-probabilities are those of a run without the fault; the same for rank 0, whose death starts all ranks again.
-# Exits 1 when they are not, or when a frozen rank was waited for longer than 3 heartbeat intervals.
+# Exits 1 when they are not, or when a frozen rank was waited for longer than 3 heartbeat intervals (rank 0 included).
 #   tests/bench/recover.sh [RUNS [more options of `adafloor run`]]     ADAFLOOR=path/to/adafloor
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -26,7 +26,7 @@ for ((i = 0; i < runs; ++i)); do
   run "planner_freeze$i" --fault "at=token_batch role=planner rank=0 skip=40 do=freeze" "$@"
 done
 python3 - "$work" "$runs" <<'P'
-import json, statistics, sys
+import glob, json, re, statistics, sys
 work, runs = sys.argv[1], int(sys.argv[2])
 whole = lambda name: json.load(open(f"{work}/{name}.json"))
 plain = whole("plain")["arms"][0]
@@ -51,8 +51,14 @@ for kind in ("crash", "freeze"):
 for kind in ("planner_crash", "planner_freeze"):
     lost = []
     for i in range(runs):
-        arm = whole(f"{kind}{i}")["arms"][0]
+        result = whole(f"{kind}{i}")
+        arm = result["arms"][0]
         same = all(arm[d] == plain[d] for d in ("tokens_digest", "logprobs_digest"))
+        logs = "".join(open(log).read() for log in glob.glob(f"{work}/{kind}{i}/rank-*.log"))
+        silences = [int(ms) / 1000 for ms in re.findall(r"the planner was silent for (\d+) ms", logs)]
+        if kind == "planner_freeze":
+            print(f"the planner was missed by {len(silences)} ranks after {min(silences, default=0):.2f} to {max(silences, default=0):.2f} s")
+            bad = bad or not silences or max(silences) > 3 * result["job"]["runtime"]["heartbeat_ms"] / 1000
         for r in arm["resumptions"]:
             lost.append(r["seconds_lost"])
             print(f"{kind.replace('_', ' ')}: {r['seconds_lost']:.2f} s from the step's beginning until it went on, with"

@@ -114,6 +114,30 @@ BOOST_AUTO_TEST_CASE(dead_engine_is_told_until_the_job_stops) {
   BOOST_TEST(sent<engine_failed>(wait(ms(200))).empty());
 }
 
+BOOST_AUTO_TEST_CASE(a_planner_that_was_never_heard_may_still_start) {
+  machine.config.planner_first_max = ms(30'000);
+  wait(ms(29'000));
+  BOOST_TEST(!machine.orphaned);
+  wait(ms(2'000));
+  BOOST_TEST(machine.orphaned);
+}
+
+BOOST_AUTO_TEST_CASE(a_planner_that_answers_heartbeats_lives_however_little_it_says) {
+  machine.config.planner_first_max = ms(30'000);
+  for (int i = 0; i < 3; ++i) {
+    const auto at = now.time_since_epoch();
+    tell(say(0, role_kind::membership, machine.who.self, heartbeat_seen{0, at - ms(1), at},
+             planner_stamp));
+    wait(ms(9'000));
+    BOOST_TEST(!machine.orphaned);
+  }
+  const auto out = wait(ms(2'000));
+  BOOST_TEST(machine.orphaned); // No longer may it still start.
+  const auto lost = sent<member_lost>(out, role_kind::engine);
+  BOOST_REQUIRE_EQUAL(lost.size(), 1u);
+  BOOST_TEST((lost[0].silence > ms(10'000) && lost[0].silence < ms(11'000)));
+}
+
 BOOST_AUTO_TEST_CASE(a_silent_planner_ends_engine_and_sidecar) {
   const auto out = wait(ms(11'000));
   BOOST_TEST(machine.orphaned);
