@@ -1,5 +1,6 @@
 // The launcher of a CUDA device: one stream, a memory pool, a pinned staging ring, graphs. Compiled
 // by nvcc into the plug-in libadafloor_cuda.so; the program itself knows nothing of CUDA.
+#include "gpu/cuda_block.cuh"
 #include "gpu/launcher.hpp"
 #include "gpu/plugin_abi.hpp"
 
@@ -12,39 +13,6 @@
 namespace adafloor {
 
 namespace {
-
-/// One block on the device; see gpu/block.hpp.
-struct cuda_block {
-  std::uint32_t x, y, z;
-  std::size_t used = 0;
-
-  template <class F>
-  __device__ void each(F f) {
-    f(threadIdx.x);
-    __syncthreads();
-  }
-  template <class T>
-  __device__ T* shared(std::size_t count) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    const std::size_t at = (used + 15) / 16 * 16;
-    used = at + count * sizeof(T);
-    return reinterpret_cast<T*>(memory + at);
-  }
-  template <class T>
-  struct local {
-    T value;
-    __device__ explicit local(const cuda_block&) {}
-    __device__ T& operator[](std::uint32_t) { return value; }
-  };
-};
-
-/// Two blocks per multiprocessor at least: without the second number ptxas spills to fit in more.
-template <class Kernel>
-__global__ void __launch_bounds__(Kernel::threads, 2)
-    run_block(const __grid_constant__ Kernel kernel) {
-  cuda_block block{blockIdx.x, blockIdx.y, blockIdx.z};
-  kernel(block);
-}
 
 tl::unexpected<error> cuda_failure(const char* what, cudaError_t code) {
   return fail(error_code::internal, std::string("CUDA: ") + what + ": " + cudaGetErrorName(code)
@@ -206,15 +174,19 @@ private:
       return fail(error_code::refused, std::string("CUDA: kernel ") + Kernel::name + " needs "
                                            + std::to_string(shared) + " bytes of shared memory, "
                                            + name_ + " has " + std::to_string(shared_bytes_max_));
+    if (auto ok = checked("cudaSetDevice", cudaSetDevice(ordinal_)); !ok) return ok; // per thread
+    const auto* body = reinterpret_cast<const void*>(&run_block<Kernel>);
     if (shared > 48 * 1024)
       if (auto ok = checked(Kernel::name,
-                            cudaFuncSetAttribute(run_block<Kernel>,
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                            cudaFuncSetAttribute(body, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                  static_cast<int>(shared)));
           !ok)
         return ok;
-    run_block<Kernel><<<dim3(grid.x, grid.y, grid.z), Kernel::threads, shared, stream_>>>(kernel);
-    return checked(Kernel::name, cudaGetLastError());
+    auto copy = kernel;
+    void* arguments[] = {&copy};
+    return checked(Kernel::name,
+                   cudaLaunchKernel(body, dim3(grid.x, grid.y, grid.z), dim3(Kernel::threads),
+                                    arguments, shared, stream_));
   }
   result<void> ask(const void* from, std::size_t bytes, std::size_t slot) {
     if (auto ok = checked("download", cudaEventSynchronize(free_[slot])); !ok) return ok;

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 using namespace adafloor;
 using namespace adafloor::tests;
@@ -571,4 +572,25 @@ BOOST_AUTO_TEST_CASE(bfloat16_rounds_to_nearest_even) {
   BOOST_TEST(round(float_of(0x3F808001)) == 0x3F81);
   BOOST_TEST(round(-INFINITY) == 0xFF80);
   BOOST_TEST(std::isnan(widen(bfloat16{round(NAN)})));
+}
+
+/// CUDA's present device is a thread's own, and engines work on a thread of theirs.
+BOOST_AUTO_TEST_CASE(a_launcher_serves_whatever_thread_has_it) {
+  const auto found = find_cuda();
+  if (!found || found->devices < 2) {
+    BOOST_TEST_MESSAGE("skipped: no two CUDA devices");
+    return;
+  }
+  auto opened = open_cuda(1);
+  BOOST_REQUIRE_MESSAGE(opened, opened.error().text);
+  auto& on = **opened;
+  const on_device<float> in(on, floats{1, 2}), out(on, floats{0});
+  float seen = 0;
+  result<void> done;
+  std::thread([&] {
+    done = on.launch(silu_kernel{in.data(), 1, 1, out.data()});
+    if (done) done = on.download(&seen, out.data(), sizeof seen);
+  }).join();
+  BOOST_TEST(done.has_value(), (done ? "" : done.error().text));
+  BOOST_TEST(std::abs(seen - 1.4621172F) < 1e-5F); // silu(1) * 2
 }
